@@ -1,0 +1,1 @@
+"""elastic-health: a torchrun plugin. The worker API is loaded lazily by name."""

@@ -1,0 +1,1 @@
+"""Write, verify, commit, restore and retain checkpoints."""

@@ -1,0 +1,1 @@
+"""The one YAML file: its model, its loading, its mistakes."""

@@ -1,0 +1,1 @@
+"""Position to sample: stream, windows, sampler, loader."""

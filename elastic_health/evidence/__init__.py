@@ -1,0 +1,1 @@
+"""What is collected before a group is torn down."""

@@ -1,0 +1,48 @@
+"""A finding: one observed fact with its judgement, the common currency of checks, judges and parsers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class FindingKind(Enum):
+    """Closed list; docs name each."""
+
+    WORKER_EXIT = "worker_exit"
+    WORKER_KILLED = "worker_killed"
+    OUT_OF_MEMORY = "out_of_memory"
+    WATCHDOG_TIMEOUT = "watchdog_timeout"
+    PEER_CONSEQUENCE = "peer_consequence"
+    NEVER_ENTERED = "never_entered"
+    ALL_STUCK = "all_stuck"
+    NO_PROGRESS = "no_progress"
+    PROCESS_STOPPED = "process_stopped"
+    MISMATCHED_COLLECTIVES = "mismatched_collectives"
+    NO_HEARTBEAT = "no_heartbeat"
+    LATE = "late"
+    NOT_MEASURED = "not_measured"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found.
+
+    Attributes:
+        ranks, nodes, gpus: whom it names as the origin.
+        measured, required, unit: the figure and its bound, where there is one.
+        at: seconds since the epoch when it was first seen.
+        evidence: small plain values only (JSON-ready).
+    """
+
+    kind: FindingKind
+    reason: str
+    ranks: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()
+    measured: float | None = None
+    required: float | None = None
+    unit: str = ""
+    at: float = 0.0
+    evidence: Mapping[str, object] = field(default_factory=dict)

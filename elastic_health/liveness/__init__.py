@@ -1,0 +1,1 @@
+"""Is the run making progress? Pages, bounds, the judge."""

@@ -1,0 +1,1 @@
+"""Incident, history and budget in; one action and its reason out."""

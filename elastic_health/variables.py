@@ -1,0 +1,26 @@
+"""Every environment variable that the package reads or sets, in one place.
+
+People set: `NODE`, `CONFIG`.  The agent sets the rest for its workers; a script has no need to read them.
+"""
+
+from __future__ import annotations
+
+NODE = "ELASTIC_HEALTH_NODE"
+"""This node's name (else `node` in --rdzv-conf, else the host name)."""
+CONFIG = "ELASTIC_HEALTH_CONFIG"
+"""Path of the YAML (else `config` in --rdzv-conf, else the defaults)."""
+
+WORKER_TOKEN = "ELASTIC_HEALTH_WORKER_TOKEN"
+"""Random, one per generation and node: every process of the worker trees carries it, so that none can hide."""
+PAGE = "ELASTIC_HEALTH_PAGE"
+"""Path of this worker's progress page (a file in shared memory, made by the agent)."""
+LINK = "ELASTIC_HEALTH_LINK"
+"""Path of the agent's worker-link socket (Unix, owner-only)."""
+SERVER = "ELASTIC_HEALTH_SERVER"
+"""Path at which the worker opens torch's worker server (a Unix socket)."""
+GENERATION = "ELASTIC_HEALTH_GENERATION"
+"""Number of the generation that the worker was started for."""
+RUN = "ELASTIC_HEALTH_RUN"
+"""The run id."""
+GO_FD = "ELASTIC_HEALTH_GO_FD"
+"""Only in a warm process: number of the pipe on which it waits for its environment."""

@@ -1,0 +1,1 @@
+"""What runs inside a worker: bootstrap, page, watchdog, worker link, public API."""

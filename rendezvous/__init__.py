@@ -1,0 +1,1 @@
+"""Membership over etcd: store protocol, keys, generations, fence, and the handler that torchrun loads."""

@@ -1,0 +1,141 @@
+"""The key layout in etcd: one class that spells every key, and the splitters that read them back.
+
+Segments never hold `/`; node names and run ids are checked when they enter.  `<n>` and `<g>` are zero-padded to ten
+digits so that etcd's byte order is numeric order.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from elastic_health.errors import ConfigError
+
+DEFAULT_PREFIX = "/elastic-health/"
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,252}")
+
+
+def check_segment(what: str, name: str) -> str:
+    """Return `name` if it can stand in a key.
+
+    Raises:
+        ConfigError: it is empty, too long, or holds a character outside letters, digits and `._:@-`.
+    """
+    if not _SEGMENT.fullmatch(name):
+        raise ConfigError(f"a {what} of letters, digits and ._:@- (253 at most)", repr(name), f"choose another {what}")
+    return name
+
+
+def number(n: int) -> str:
+    """Zero-padded so that byte order is numeric order."""
+    return f"{n:010d}"
+
+
+@dataclass(frozen=True)
+class FleetKeys:
+    """Keys shared by every job of the fleet."""
+
+    prefix: str = DEFAULT_PREFIX
+
+    @property
+    def quarantine(self) -> str:
+        return f"{self.prefix}quarantine/"
+
+    def quarantined_node(self, node: str) -> str:
+        return f"{self.prefix}quarantine/nodes/{node}"
+
+    @property
+    def runs(self) -> str:
+        return f"{self.prefix}runs/"
+
+
+@dataclass(frozen=True)
+class RunKeys:
+    """Keys of one run.  `run` must have passed `check_segment`."""
+
+    run: str
+    prefix: str = DEFAULT_PREFIX
+
+    @property
+    def root(self) -> str:
+        return f"{self.prefix}runs/{self.run}/"
+
+    @property
+    def candidates(self) -> str:
+        return f"{self.root}candidates/"
+
+    def candidate(self, node: str, incarnation: str) -> str:
+        return f"{self.root}candidates/{node}.{incarnation}"
+
+    @property
+    def current(self) -> str:
+        return f"{self.root}current"
+
+    @property
+    def secret(self) -> str:
+        """The run's link secret, created once."""
+        return f"{self.root}secret"
+
+    @property
+    def generations(self) -> str:
+        return f"{self.root}generations/"
+
+    def generation(self, g: int) -> str:
+        return f"{self.root}generations/{number(g)}"
+
+    def store(self, g: int) -> str:
+        return f"{self.root}stores/{number(g)}"
+
+    @property
+    def verdicts(self) -> str:
+        return f"{self.root}verdicts/"
+
+    def verdict(self, g: int) -> str:
+        return f"{self.root}verdicts/{number(g)}"
+
+    @property
+    def checkpoints(self) -> str:
+        return f"{self.root}checkpoints/"
+
+    def checkpoint(self, name: str) -> str:
+        """`name` is `<step>.<g>` as in `CheckpointRecord.name`."""
+        return f"{self.root}checkpoints/{name}"
+
+    @property
+    def skips(self) -> str:
+        return f"{self.root}skips/"
+
+    def skip(self, n: str) -> str:
+        return f"{self.root}skips/{n}"
+
+    @property
+    def budget(self) -> str:
+        return f"{self.root}budget"
+
+    @property
+    def records(self) -> str:
+        return f"{self.root}records/"
+
+    def record(self, ulid: str) -> str:
+        return f"{self.root}records/{ulid}"
+
+    def incident(self, ulid: str) -> str:
+        return f"{self.root}incidents/{ulid}"
+
+    @property
+    def paged(self) -> str:
+        """Created once, by whoever pages a human."""
+        return f"{self.root}paged"
+
+    @property
+    def progress(self) -> str:
+        return f"{self.root}progress"
+
+    @property
+    def summary(self) -> str:
+        return f"{self.root}summary"
+
+
+def last_segment(key: str) -> str:
+    """The part behind the last slash."""
+    return key.rsplit("/", 1)[1]
