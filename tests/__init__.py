@@ -1,0 +1,1 @@
+"""Tests, and what they share; a real package so that `python -m tests.…` always means this folder."""
