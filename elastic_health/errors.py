@@ -38,6 +38,13 @@ class CheckpointError(HealthError):
     """A checkpoint could not be written, verified or restored."""
 
 
+class CheckpointUnusable(CheckpointError):
+    """The plan's checkpoint is torn or corrupt, and the agent has been told: it restarts the group one further back.
+
+    A script does not handle it: it lets the worker end.
+    """
+
+
 class DataError(HealthError):
     """A position, window, share or loader state makes no sense."""
 

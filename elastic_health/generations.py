@@ -78,6 +78,7 @@ class RestorePlan:
     """Where a generation starts: `checkpoint` is a `CheckpointRecord.name`, or None for the very beginning.
 
     `windows` is cumulative, in normal form.  `position` is the position stored with the checkpoint (0 without one).
+    `manifest` is the SHA-256 that its manifest must have, hex ("": not known).
     """
 
     checkpoint: str | None = None
@@ -85,6 +86,7 @@ class RestorePlan:
     step: int = 0
     position: int = 0
     windows: tuple[Window, ...] = ()
+    manifest: str = ""
 
 
 class GenerationKind(Enum):

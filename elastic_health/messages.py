@@ -46,7 +46,7 @@ class AskVerify:
 class AskCommit:
     """Rank 0 only: all ranks' files are verified and listed in `folder`'s manifest; rename the marker, commit.
 
-    Answered by `CommitReply`.
+    Answered by `CommitReply`.  `keep`: how many the script wants kept (0: what the YAML says).
     """
 
     folder: str
@@ -54,6 +54,7 @@ class AskCommit:
     position: int
     world: int
     manifest: str
+    keep: int = 0
 
 
 @dataclass(frozen=True)

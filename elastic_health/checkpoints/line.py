@@ -141,7 +141,7 @@ def plan_for(records: Records, name: str | None, windows: tuple[Window, ...]) ->
     if name is None:
         return RestorePlan(windows=windows)
     r = records[name]
-    return RestorePlan(checkpoint=name, path=r.path, step=r.step, position=r.position, windows=windows)
+    return RestorePlan(name, r.path, r.step, r.position, windows, r.manifest)
 
 
 def rollback_target(records: Records, generation: int, plan_checkpoint: str | None, before_step: int) -> str | None:

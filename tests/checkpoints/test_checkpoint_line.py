@@ -28,7 +28,7 @@ def tree(*records: CheckpointRecord) -> dict[str, CheckpointRecord]:
 
 
 def generation(number: int, plan: CheckpointRecord | None = None, windows: tuple[Window, ...] = ()) -> Generation:
-    start = RestorePlan(windows=windows) if plan is None else RestorePlan(plan.name, plan.path, plan.step, plan.position, windows)
+    start = RestorePlan(windows=windows) if plan is None else RestorePlan(plan.name, plan.path, plan.step, plan.position, windows, plan.manifest)
     return Generation(number, GenerationKind.FORMED, number - 1, number, (), start, SPEC)
 
 
@@ -80,7 +80,7 @@ def test_a_rollback_leaves_its_branch_for_good() -> None:
     b = record(200, 1, a)
     c = record(300, 1, b)
     choice = choose(tree(a, b, c), generation(1, windows=(Window(3, 5),)), rollback(1, a, Window(5, 8)))
-    assert choice.plan == RestorePlan(a.name, a.path, 100, 6400, (Window(3, 8),))
+    assert choice.plan == RestorePlan(a.name, a.path, 100, 6400, (Window(3, 8),), a.manifest)
     assert choice.abandon == (b.name, c.name) and choice.reason is ChoiceReason.ROLLBACK
     left = tree(a, *(dataclasses.replace(x, state=A) for x in (b, c)))
     assert choose(left, generation(2, a), restart(2)).plan.checkpoint == a.name
