@@ -182,7 +182,7 @@ def checkpoint_name(step: int, generation: int) -> str:
 
 @dataclass(frozen=True)
 class Spent:
-    """One restart or rollback that was carried out."""
+    """One restart or rollback that was carried out.  `early`: a worker ended within its first seconds, no step done."""
 
     at: float
     cause: str
@@ -190,6 +190,7 @@ class Spent:
     generation: int
     nodes: tuple[str, ...] = ()
     rollback: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,6 +200,7 @@ class Budget:
     `spent` keeps at most the newest 256 entries; `restarts` and `rollbacks` count all.  `since_commit` counts
     restarts in a row without a new committed checkpoint (`last_checkpoint` is the newest name seen).
     `torch_max_restarts` is the first generation's `--max-restarts` (0: the YAML's caps hold).
+    `by_node`, `by_signature`, `by_cause` count restarts for the whole run, as sorted (name, count) pairs.
     """
 
     restarts: int = 0
@@ -207,3 +209,6 @@ class Budget:
     last_checkpoint: str | None = None
     torch_max_restarts: int = 0
     spent: tuple[Spent, ...] = ()
+    by_node: tuple[tuple[str, int], ...] = ()
+    by_signature: tuple[tuple[str, int], ...] = ()
+    by_cause: tuple[tuple[str, int], ...] = ()

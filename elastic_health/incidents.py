@@ -14,6 +14,8 @@ class Incident:
     """Findings of one generation, first in time first.
 
     `secondary`: every finding is a consequence of a peer's failure (a connection closed by a peer, a peer's abort).
+    `ran_s`: how long the named worker had run when it ended, in seconds; -1 where that is unknown, or where the group
+    showed progress that no step tells of.
     """
 
     id: str
@@ -30,6 +32,7 @@ class Incident:
     torn: str | None = None
     windows: tuple[Window, ...] = ()
     target: str | None = None
+    ran_s: float = -1.0
 
 
 @dataclass(frozen=True)

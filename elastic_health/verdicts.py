@@ -53,6 +53,8 @@ class Verdict:
         target: for `rollback`, the checkpoint's name (None: the beginning); `windows`: positions to skip.
         torn: name of a checkpoint found unusable: the forming transaction abandons it and its descendants.
         step: newest completed step known to the writer, -1 if none.
+        backoff_s: seconds that the next formation waits after this verdict was seen.
+        writer: `<node>.<incarnation>#<n>`, by which a writer knows its own verdict again after a lost answer.
     """
 
     kind: VerdictKind
@@ -68,3 +70,7 @@ class Verdict:
     windows: tuple[Window, ...] = ()
     torn: str | None = None
     step: int = -1
+    early: bool = False
+    backoff_s: float = 0.0
+    backoff_s: float = 0.0
+    writer: str = ""
