@@ -1,0 +1,358 @@
+"""A session with etcd v3 over gRPC: the real implementation of `Store`.
+
+Law: a write is sent again only when it surely was not applied: it never left (`channels_etcd`'s proven channels), or
+etcd refused it before raft (`replies.meaning`).  Any other lost answer is `StoreAmbiguous` and the caller's to settle.
+Reads and lease renewals are repeated, on the next endpoint, until their deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, TypeVar
+
+import grpc
+
+from elastic_health.errors import ConfigError
+from elastic_health.rendezvous.channels_etcd import Channel, Channels, Metadata
+from elastic_health.rendezvous.endpoints import TlsFiles, parse_endpoints
+from elastic_health.rendezvous.probe_net import find_member
+from elastic_health.rendezvous.replies import Reply, meaning, refusal
+from elastic_health.rendezvous.store import (
+    KeyValue,
+    Lease,
+    LeaseGone,
+    RangeResult,
+    StoreAmbiguous,
+    StoreError,
+    StoreRefused,
+    StoreUnavailable,
+    Txn,
+    TxnResult,
+    WatchBatch,
+)
+from elastic_health.rendezvous.token_etcd import Token
+from elastic_health.rendezvous.txn_rules import check_txn, writes
+from elastic_health.rendezvous.watch_etcd import EtcdWatch, WatchPace
+from elastic_health.rendezvous.wire_etcd import MESSAGES, key_value, span, txn_message, txn_result
+
+DEFAULT_TIMEOUT_S = 5.0
+_PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
+_TXN_THREADS = 4
+T = TypeVar("T")
+# sends one request on a channel: (channel, seconds left, metadata) -> response
+Send = Callable[[Channel, float, Metadata], Any]
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """What one member says of itself.  `error` is set, and the rest empty, when it did not answer."""
+
+    endpoint: str
+    version: str = ""
+    member_id: int = 0
+    leader_id: int = 0
+    revision: int = 0
+    db_size_bytes: int = 0
+    db_in_use_bytes: int = 0
+    errors: tuple[str, ...] = ()
+    error: str | None = None
+
+    @property
+    def is_leader(self) -> bool:
+        return self.member_id != 0 and self.member_id == self.leader_id
+
+
+class EtcdSession:
+    """A `Store` on etcd.  Make one with `connect`."""
+
+    def __init__(self, channels: Channels, token: Token, timeout_s: float, pace: WatchPace) -> None:
+        self._channels, self._token, self._timeout_s, self._pace = channels, token, timeout_s, pace
+        self._begin()
+        _SESSIONS.add(self)
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
+        # renewals have a thread of their own: they must not queue behind slow transactions
+        self._txn_pool = ThreadPoolExecutor(_TXN_THREADS, thread_name_prefix="etcd-txn")
+        self._renew_pool = ThreadPoolExecutor(1, thread_name_prefix="etcd-renew")
+
+    @classmethod
+    def connect(
+        cls,
+        endpoints: str | Sequence[str],
+        *,
+        tls: TlsFiles | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        first: int | None = None,
+        pace: WatchPace | None = None,
+    ) -> EtcdSession:
+        """Connect, log in, and see that an etcd v3 answers.
+
+        Args:
+            endpoints: as `endpoints.parse_endpoints` reads them.
+            tls: PEM files; None with an `https://` endpoint means the system's authorities.
+            timeout_s: bound of this call, and the default deadline of later ones.
+            first: index of the endpoint to begin with; None draws one, so that many agents spread over the members.
+            pace: how quickly a watch notices silence.
+
+        Raises:
+            ConfigError: an endpoint or TLS file is unusable.
+            StoreUnavailable, NotEtcd, StoreRefused.
+        """
+        parsed = parse_endpoints(endpoints)
+        if tls is not None and parsed[0].tls is False:
+            raise ConfigError("https:// endpoints with TLS files", f"http:// endpoints {endpoints!r}", "write https://, or no scheme")
+        if tls is None and parsed[0].tls:
+            tls = TlsFiles()
+        if password is not None and user is None:
+            raise ConfigError("a user with the password", "a password alone", "give the user's name too")
+        deadline = time.monotonic() + timeout_s
+        start = random.SystemRandom().randrange(len(parsed)) if first is None else first
+        channels = Channels(parsed, tls, start)
+        channels.prefer(find_member((*parsed[start:], *parsed[:start]), tls, deadline))
+        session = cls(channels, Token(user, password), timeout_s, pace or WatchPace())
+        try:
+            session._first_read(deadline)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def _first_read(self, deadline: float) -> None:
+        request = MESSAGES["RangeRequest"](key=b"elastic-health-first-contact", count_only=True)
+        try:
+            self._ask(lambda c, left, md: c.call("Range", request, left, md), write=False, timeout_s=deadline - time.monotonic())
+        except StoreRefused as refused:
+            if "permission denied" not in refused.found:  # logged in, merely not allowed that key
+                raise
+
+    # --- the one loop through which every call goes ---
+
+    def _ask(self, send: Send, *, write: bool, timeout_s: float | None) -> Any:
+        """Send until answered, refused, ambiguous, or out of time."""
+        allowed_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + allowed_s
+        pause_s, logins, last = _PAUSE_S, 0, "no time left to send anything"
+        while (left := deadline - time.monotonic()) > 0 and not self._closed:
+            channel = self._channels.current()
+            sent = False
+            try:
+                metadata = self.metadata(left)
+                if write and not channel.proven:
+                    self._prove(channel, left, metadata)
+                sent, left = True, max(0.001, deadline - time.monotonic())
+                return send(channel, left if write else self._share(left), metadata)
+            except grpc.RpcError as error:
+                code, last = error.code().name, error.details() or error.code().name
+                reply = meaning(code, last)
+            if write and sent and reply is Reply.UNKNOWN:
+                self._move_on(channel, hung=code == "DEADLINE_EXCEEDED")
+                found = f"{last} at {channel.endpoint.address}"
+                raise StoreAmbiguous("etcd's answer to a write", found, "read what the key holds, or send it again")
+            if self._token.may_renew(reply, last) and logins < 3:
+                logins += 1
+                self._token.forget(metadata)
+                continue
+            elsewhere = reply is Reply.NOT_ETCD and len(self._channels.endpoints) > 1
+            if not elsewhere and reply not in (Reply.NOT_APPLIED, Reply.UNKNOWN):
+                raise refusal(reply, last, channel.endpoint.address)
+            self._move_on(channel, hung=code == "DEADLINE_EXCEEDED")
+            time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
+            pause_s = min(2 * pause_s, _PAUSE_MOST_S)
+        names = ",".join(e.address for e in self._channels.endpoints)
+        raise StoreUnavailable(f"an answer of etcd at {names} within {allowed_s:g} s", last, "check the endpoint, the network and etcd")
+
+    def _share(self, left_s: float) -> float:
+        """One attempt's part of a read's time: with other endpoints to try, a frozen member gets half."""
+        return left_s if len(self._channels.endpoints) == 1 else max(left_s / 2, min(left_s, 0.2))
+
+    def _prove(self, channel: Channel, left_s: float, metadata: Metadata) -> None:
+        """Get any answer from this channel, so that a write that follows was sent for sure."""
+        try:
+            channel.call("Status", MESSAGES["StatusRequest"](), self._share(left_s), metadata)
+        except grpc.RpcError as error:
+            if meaning(error.code().name, error.details() or "") in (Reply.NOT_APPLIED, Reply.UNKNOWN):
+                raise
+            channel.proven = True
+
+    def _move_on(self, channel: Channel, *, hung: bool) -> None:
+        self._channels.failed(channel, hung=hung)
+        for watch in list(self._watches):
+            watch.suspect(channel)
+
+    # --- what a watch needs of its session (`watch_etcd.WatchSource`) ---
+
+    def metadata(self, timeout_s: float) -> Metadata:
+        """Call metadata: a valid token, and the wish to be refused at once by a member that has no leader.
+
+        Raises:
+            grpc.RpcError: logging in failed.
+        """
+        return (("hasleader", "true"), *self._token.metadata(self._channels.current(), timeout_s))
+
+    def current(self) -> Channel:
+        return self._channels.current()
+
+    def failed(self, channel: Channel) -> None:
+        self._channels.failed(channel)
+
+    def forget_token(self, metadata: Metadata) -> None:
+        self._token.forget(metadata)
+
+    # --- Store ---
+
+    def get(self, key: str, *, timeout_s: float | None = None) -> KeyValue | None:
+        response = self._range(span(key, False), timeout_s)
+        return key_value(response.kvs[0]) if response.kvs else None
+
+    def range(self, prefix: str, *, timeout_s: float | None = None) -> RangeResult:
+        response = self._range(span(prefix, True), timeout_s)
+        return RangeResult(response.header.revision, tuple(key_value(kv) for kv in response.kvs))
+
+    def _range(self, keys: dict[str, bytes], timeout_s: float | None) -> Any:
+        request = MESSAGES["RangeRequest"](**keys)
+        return self._ask(lambda c, left, md: c.call("Range", request, left, md), write=False, timeout_s=timeout_s)
+
+    def txn(self, txn: Txn, *, timeout_s: float | None = None) -> TxnResult:
+        check_txn(txn)
+        request = txn_message(txn)
+        return txn_result(self._ask(lambda c, left, md: c.call("Txn", request, left, md), write=writes(txn), timeout_s=timeout_s))
+
+    def txn_async(self, txn: Txn, done: Callable[[TxnResult | StoreError], None], *, timeout_s: float | None = None) -> None:
+        """Like `txn`, on a thread of the session; the time spent waiting for one counts.  Not ordered among each other."""
+        self._later(self._txn_pool, lambda left: self.txn(txn, timeout_s=left), done, timeout_s)
+
+    def grant(self, ttl_s: float, *, timeout_s: float | None = None) -> Lease:
+        """A new lease.  Repeated with a new id if its answer is lost: a lease that nobody knows simply ends."""
+
+        def send(channel: Channel, left_s: float, metadata: Metadata) -> Any:
+            lease_id = random.SystemRandom().randrange(1, 1 << 62)
+            return channel.call("LeaseGrant", MESSAGES["LeaseGrantRequest"](TTL=max(1, ceil(ttl_s)), ID=lease_id), left_s, metadata)
+
+        response = self._ask(send, write=False, timeout_s=timeout_s)
+        return Lease(response.ID, float(response.TTL))
+
+    def renew(self, lease_id: int, *, timeout_s: float | None = None) -> float:
+        request = MESSAGES["LeaseKeepAliveRequest"](ID=lease_id)
+
+        def send(channel: Channel, left_s: float, metadata: Metadata) -> Any:
+            call = channel.stream("LeaseKeepAlive", iter([request]), left_s, metadata)
+            for response in call:
+                channel.proven = True
+                call.cancel()
+                return response
+            raise StreamEnded(call)
+
+        response = self._ask(send, write=False, timeout_s=timeout_s)
+        if response.TTL <= 0:
+            raise LeaseGone("a living lease", f"lease {lease_id:x} has ended", "take a new one; its keys are gone")
+        return float(response.TTL)
+
+    def renew_async(self, lease_id: int, done: Callable[[float | StoreError], None], *, timeout_s: float | None = None) -> None:
+        self._later(self._renew_pool, lambda left: self.renew(lease_id, timeout_s=left), done, timeout_s)
+
+    def revoke(self, lease_id: int, *, timeout_s: float | None = None) -> None:
+        """End a lease and delete its keys; one that has already ended is fine."""
+        request = MESSAGES["LeaseRevokeRequest"](ID=lease_id)
+        try:
+            self._ask(lambda c, left, md: c.call("LeaseRevoke", request, left, md), write=False, timeout_s=timeout_s)
+        except LeaseGone:
+            return
+
+    def watch(
+        self,
+        prefix: str,
+        from_revision: int,
+        on_batch: Callable[[WatchBatch], None],
+        on_trouble: Callable[[StoreError | None], None] | None = None,
+    ) -> EtcdWatch:
+        watch = EtcdWatch(self, prefix, from_revision, on_batch, on_trouble, self._pace)
+        with self._lock:
+            self._watches.add(watch)
+        watch.start()
+        return watch
+
+    def status(self, *, timeout_s: float = 2.0) -> tuple[MemberStatus, ...]:
+        """Ask each endpoint for itself; never raises for one that does not answer."""
+        return tuple(self._member(i, timeout_s) for i in range(len(self._channels.endpoints)))
+
+    def _member(self, index: int, timeout_s: float) -> MemberStatus:
+        channel = self._channels.of(index)
+        name = channel.endpoint.address
+        try:
+            r = channel.call("Status", MESSAGES["StatusRequest"](), timeout_s, self._token.metadata(channel, timeout_s))
+        except grpc.RpcError as error:
+            return MemberStatus(name, error=error.details() or error.code().name)
+        return MemberStatus(name, r.version, r.header.member_id, r.leader, r.header.revision, r.dbSize, r.dbSizeInUse, tuple(r.errors))
+
+    def close(self) -> None:
+        """End watches, threads and connections; calls still waiting end with StoreUnavailable.  Leases are left alone."""
+        self._closed = True
+        for watch in list(self._watches):
+            watch.close()
+        for pool in (self._txn_pool, self._renew_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._channels.close()
+
+    def _later(
+        self, pool: ThreadPoolExecutor, call: Callable[[float], T], done: Callable[[T | StoreError], None], timeout_s: float | None
+    ) -> None:
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+
+        def run() -> T | StoreError:
+            try:
+                return call(deadline - time.monotonic())
+            except StoreError as error:
+                return error
+
+        def finish(future: Future[T | StoreError]) -> None:
+            done(_closed_error() if future.cancelled() else future.result())
+
+        try:
+            future = pool.submit(run)
+        except RuntimeError:  # the pool's only refusal: it was shut down
+            done(_closed_error())
+            return
+        future.add_done_callback(finish)
+
+    def _after_fork(self) -> None:
+        self._channels.reset()
+        self._token.reset()
+        self._begin()
+
+
+class StreamEnded(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+    """A stream that the server ended properly, though an answer was due."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "the stream ended without an answer"
+
+
+def _closed_error() -> StoreError:
+    return StoreUnavailable("an open session", "it was closed", "open another")
+
+
+_SESSIONS: weakref.WeakSet[EtcdSession] = weakref.WeakSet()
+
+
+def _renew_sessions() -> None:
+    for session in list(_SESSIONS):
+        session._after_fork()
+
+
+os.register_at_fork(after_in_child=_renew_sessions)

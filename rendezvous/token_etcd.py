@@ -1,0 +1,62 @@
+"""The login of one session: etcd hands out a token for user and password, and takes it back when it pleases.
+
+Law: the password leaves this object only inside an `Authenticate` request, and never enters a repr or an error.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import grpc
+
+from elastic_health.rendezvous.channels_etcd import Channel, Metadata
+from elastic_health.rendezvous.replies import Reply, meaning
+from elastic_health.rendezvous.wire_etcd import MESSAGES
+
+_FIELD = "token"
+
+
+class Token:
+    """The token in use.  All members accept it, so one serves every channel.  Without a user there is none."""
+
+    def __init__(self, user: str | None, password: str | None) -> None:
+        self._user, self.__password = user, password
+        self._value: str | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """A fresh lock, in a forked child; the token itself is still good."""
+        self._lock = threading.Lock()
+
+    def metadata(self, channel: Channel, timeout_s: float) -> Metadata:
+        """The token as call metadata; logs in over `channel` if there is none.
+
+        Raises:
+            grpc.RpcError: logging in failed.
+        """
+        if self._user is None:
+            return ()
+        with self._lock:
+            if self._value is None:
+                self._value = self._login(channel, timeout_s)
+            return ((_FIELD, self._value),) if self._value else ()
+
+    def _login(self, channel: Channel, timeout_s: float) -> str:
+        request = MESSAGES["AuthenticateRequest"](name=self._user, password=self.__password or "")
+        try:
+            return str(channel.call("Authenticate", request, timeout_s, ()).token)
+        except grpc.RpcError as error:
+            if meaning(error.code().name, error.details() or "") is Reply.AUTH_OFF:
+                return ""  # the server has no users yet; a later refusal brings us back here
+            raise
+
+    def forget(self, metadata: Metadata) -> None:
+        """Drop the token that a failed call used, unless another call has replaced it already."""
+        used = dict(metadata).get(_FIELD, "")
+        with self._lock:
+            if self._value == used:
+                self._value = None
+
+    def may_renew(self, reply: Reply, text: str) -> bool:
+        """Whether a failed call may succeed with a fresh token."""
+        return self._user is not None and (reply is Reply.TOKEN_STALE or "user name is empty" in text)
