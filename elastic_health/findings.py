@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from elastic_health.verdicts import Cause
+
 
 class FindingKind(Enum):
     """Closed list; docs name each."""
@@ -34,6 +36,8 @@ class Finding:
         measured, required, unit: the figure and its bound, where there is one.
         at: seconds since the epoch when it was first seen.
         evidence: small plain values only (JSON-ready).
+        final: False is a warning, while the operation may still end: take evidence now, act on nothing.
+        cause, signature, secondary: for ended workers, what `Incident` wants (see `elastic_health.liveness.exits`).
     """
 
     kind: FindingKind
@@ -46,3 +50,13 @@ class Finding:
     unit: str = ""
     at: float = 0.0
     evidence: Mapping[str, object] = field(default_factory=dict)
+    final: bool = True
+    cause: Cause | None = None
+    signature: str = ""
+    secondary: bool = False
+
+    @property
+    def identity(self) -> str:
+        """Equal for the same finding at another moment: log when the set of identities changes, not every cycle."""
+        named = ",".join(map(str, self.ranks)) or ",".join(self.nodes)
+        return f"{self.kind.value}:{named}:{'final' if self.final else 'warning'}"

@@ -37,12 +37,16 @@ class ProcState(Enum):
 
 @dataclass(frozen=True)
 class GroupFrontier:
-    """One process group's newest operation: sequence numbers last enqueued and last completed, -1 if unknown."""
+    """One process group's newest operation: sequence numbers last enqueued and last completed, -1 if unknown.
+
+    `ranks`: global ranks of the group where they are known, else empty.
+    """
 
     group: str
     enqueued: int
     completed: int
     op: str = ""
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class RankFacts:
         waiting: some group's `enqueued` is ahead of its `completed`: it is inside a collective.
         cpu_s, io_bytes: totals of the process tree; `busy_age_s` since either moved by more than noise.
         bound_hint_s: a bound that the script itself asked for in this phase (0: none).
+        age_s: how long ago the judge received these facts, on its own clock (0: just now).
     """
 
     rank: int
@@ -81,6 +86,7 @@ class RankFacts:
     io_bytes: int
     busy_age_s: float
     bound_hint_s: float = 0.0
+    age_s: float = 0.0
 
 
 @dataclass(frozen=True)
