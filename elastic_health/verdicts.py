@@ -72,5 +72,4 @@ class Verdict:
     step: int = -1
     early: bool = False
     backoff_s: float = 0.0
-    backoff_s: float = 0.0
     writer: str = ""

@@ -1,0 +1,118 @@
+"""What the answer to a transaction means, by its purpose.
+
+Law: an answer only records facts (this was written, that was refused); decisions follow in `turns`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from elastic_health.codec import load
+from elastic_health.errors import BadValue
+from elastic_health.generations import CheckpointRecord, CheckpointState
+from elastic_health.rendezvous import events as ev
+from elastic_health.rendezvous.draft import Draft
+from elastic_health.rendezvous.state import Phase, Purpose, Sent, Workers
+from elastic_health.rendezvous.store import TxnResult
+from elastic_health.verdicts import Verdict, VerdictKind
+
+
+def answered(d: Draft, sent: Sent, result: TxnResult) -> None:
+    """Take the answer of a transaction in."""
+    handler = _ANSWERS.get(sent.purpose)
+    if handler is not None:
+        handler(d, sent, result)
+
+
+def _join(d: Draft, _: Sent, r: TxnResult) -> None:
+    if d.s.phase is not Phase.JOINING:
+        return
+    found = r.reads[0].kvs if r.reads else ()
+    # Refused with the key there: an earlier try of ours has landed (no one else uses this incarnation).
+    d.set(created=r.revision if r.succeeded else found[0].create_revision if found else 0)
+    if d.s.created:
+        d.go(Phase.CHECKING)
+
+
+def _ready(d: Draft, _: Sent, r: TxnResult) -> None:
+    if d.s.phase is not Phase.CHECKING:
+        return
+    if r.succeeded:
+        d.go(Phase.READY)
+    else:
+        d.set(lease_gone=True)
+
+
+def _member(d: Draft, sent: Sent, r: TxnResult) -> None:
+    """Refused may mean that an earlier try has landed: the own candidate then says `member` of this generation."""
+    if d.s.phase is not Phase.READY:
+        return
+    key = d.s.settings.keys.candidate(*d.s.who)
+    mine = next((kv for read in r.reads for kv in read.kvs if kv.key == key), None)
+    if r.succeeded or (mine is not None and f'"generation":{sent.generation},'.encode() in mine.value and b'"member"' in mine.value):
+        d.set(was_member=True, workers=Workers.NONE, peers={}, opened=0, store_address=None, held=0, ended=None, peer_verdict=None)
+        d.set(pending_incident=None, scale_wanted_since=None)
+        d.go(Phase.STARTING)
+        return
+    d.set(generation=0, token=0)
+    if mine is None:
+        d.set(lease_gone=True)
+
+
+def _reattach(d: Draft, _: Sent, r: TxnResult) -> None:
+    if r.succeeded:
+        d.set(created=r.revision, lease_gone=False, lease_gone_at=None)
+        d.say("reattached", "the candidate was lost in an outage and is back; the generation goes on")
+
+
+def _verdict(d: Draft, sent: Sent, r: TxnResult) -> None:
+    if sent.verdict is None:
+        return
+    won, winner = r.succeeded, sent.verdict
+    if not won and r.reads and r.reads[0].kvs:
+        kv = r.reads[0].kvs[0]
+        try:
+            winner = load(Verdict, kv.value, kv.key)
+        except BadValue as e:
+            d.say("bad_verdict", str(e), warn=True)
+            return
+        won = winner.writer == sent.verdict.writer
+    if won and winner.kind is VerdictKind.ABORT:
+        d.do(ev.PageHuman(winner))
+    if won:
+        d.do(ev.WriteRecord("verdict", winner))
+
+
+def _commit(d: Draft, sent: Sent, r: TxnResult) -> None:
+    if sent.commit is None:
+        return
+    record, done = sent.commit.record, r.succeeded
+    if not done and r.reads and r.reads[0].kvs:
+        kv = r.reads[0].kvs[0]
+        stored = load(CheckpointRecord, kv.value, kv.key)
+        done = stored.manifest == record.manifest and stored.state is CheckpointState.COMMITTED
+    why = "" if done else f"generation {sent.generation} has ended, or a checkpoint of this name exists"
+    d.do(ev.CommitAnswered(sent.request, done, why, record if done else None))
+    if done:
+        d.set(commits=d.s.commits + 1, retain_due=True)
+
+
+def _delete(d: Draft, sent: Sent, r: TxnResult) -> None:
+    if not r.succeeded:
+        return
+    for name in sent.names:
+        record = d.s.view.checkpoints.get(name)
+        if record is not None:
+            d.do(ev.RemoveFiles(dataclasses.replace(record, state=CheckpointState.DELETING)))
+
+
+_ANSWERS: Mapping[Purpose, Callable[[Draft, Sent, TxnResult], None]] = {
+    Purpose.JOIN: _join,
+    Purpose.READY: _ready,
+    Purpose.MEMBER: _member,
+    Purpose.REATTACH: _reattach,
+    Purpose.VERDICT: _verdict,
+    Purpose.COMMIT: _commit,
+    Purpose.DELETE: _delete,
+}

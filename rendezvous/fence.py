@@ -1,0 +1,150 @@
+"""The fence, and every transaction that membership sends, spelled out.
+
+Law (R10): a write of generation g compares the mod revision of `current` with the one known since g began, and that
+`verdicts/<g>` is absent.  Refused means over: the value is never refreshed and retried.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from elastic_health.codec import dump
+from elastic_health.generations import (
+    Budget,
+    Candidate,
+    CheckpointRecord,
+    CheckpointState,
+    Generation,
+    GenerationKind,
+    StoreAddress,
+)
+from elastic_health.incidents import Record
+from elastic_health.rendezvous.keys import RunKeys
+from elastic_health.rendezvous.store import Compare, Delete, Get, Put, Target, Txn
+from elastic_health.rendezvous.view import Current, View, Who
+from elastic_health.verdicts import Verdict, VerdictKind
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Proof that generation `generation` is the current one and not yet ended, as two comparisons."""
+
+    keys: RunKeys
+    generation: int
+    token: int
+
+    def compares(self) -> tuple[Compare, ...]:
+        return (Compare(self.keys.current, Target.MOD, self.token), Compare(self.keys.verdict(self.generation), Target.CREATE, 0))
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """Who writes, and when (UTC, ISO 8601): goes into every value."""
+
+    at: str
+    by: str
+
+    def value(self, record: object) -> bytes:
+        return dump(record, at=self.at, by=self.by)
+
+
+def join(keys: RunKeys, candidate: Candidate, lease: int, stamp: Stamp) -> Txn:
+    key = keys.candidate(candidate.node, candidate.incarnation)
+    return Txn((Compare(key, Target.CREATE, 0),), (Put(key, stamp.value(candidate), lease),), (Get(key),))
+
+
+def candidate_state(keys: RunKeys, candidate: Candidate, created: int, lease: int, stamp: Stamp) -> Txn:
+    """Change the own candidate; refused when it isn't the one that was created at revision `created`."""
+    key = keys.candidate(candidate.node, candidate.incarnation)
+    return Txn((Compare(key, Target.CREATE, created),), (Put(key, stamp.value(candidate), lease),), (Get(key),))
+
+
+def member(fence: Fence, candidate: Candidate, created: int, lease: int, stamp: Stamp) -> Txn:
+    """`member`, before any worker is spawned: behind the fence, and only over the own live candidate."""
+    key = fence.keys.candidate(candidate.node, candidate.incarnation)
+    own = Compare(key, Target.CREATE, created)
+    return Txn((*fence.compares(), own), (Put(key, stamp.value(candidate), lease),), (Get(fence.keys.current), Get(key)))
+
+
+def reattach(fence: Fence, candidate: Candidate, lease: int, stamp: Stamp) -> Txn:
+    """After an outage: the candidate again, same incarnation, while the generation has no verdict."""
+    key = fence.keys.candidate(candidate.node, candidate.incarnation)
+    return Txn((*fence.compares(), Compare(key, Target.CREATE, 0)), (Put(key, stamp.value(candidate), lease),), (Get(key),))
+
+
+def leave(keys: RunKeys, who: Who) -> Txn:
+    return Txn((), (Delete(keys.candidate(*who)),))
+
+
+def publish_store(fence: Fence, address: StoreAddress, stamp: Stamp) -> Txn:
+    key = fence.keys.store(fence.generation)
+    return Txn((*fence.compares(), Compare(key, Target.CREATE, 0)), (Put(key, stamp.value(address)),), (Get(key),))
+
+
+def publish(fence: Fence, key: str, value: bytes) -> Txn:
+    return Txn(fence.compares(), (Put(key, value),))
+
+
+def commit(fence: Fence, record: CheckpointRecord, stamp: Stamp) -> Txn:
+    key = fence.keys.checkpoint(record.name)
+    return Txn(
+        (*fence.compares(), Compare(key, Target.CREATE, 0)),
+        (Put(key, stamp.value(record)),),
+        (Get(key), Get(fence.keys.current), Get(fence.keys.verdict(fence.generation))),
+    )
+
+
+def mark_deleting(fence: Fence, view: View, names: Iterable[str], stamp: Stamp) -> Txn:
+    compares, puts = list(fence.compares()), []
+    for name in names:
+        key = fence.keys.checkpoint(name)
+        compares.append(Compare(key, Target.MOD, view.checkpoint_mods[name]))
+        gone = dataclasses.replace(view.checkpoints[name], state=CheckpointState.DELETING)
+        puts.append(Put(key, stamp.value(gone)))
+    return Txn(tuple(compares), tuple(puts))
+
+
+def verdict(keys: RunKeys, v: Verdict, record: Record, stamp: Stamp, view: View, dead: Iterable[Who] = ()) -> Txn:
+    """Create-only: the first writer wins.  With it go the record of the decision, and the candidates of proven dead
+    members (by incarnation).  A rollback compares its target as it was read: `committed`."""
+    key = keys.verdict(v.generation)
+    compares = [Compare(key, Target.CREATE, 0)]
+    if v.kind is VerdictKind.ROLLBACK and v.target is not None:
+        compares.append(Compare(keys.checkpoint(v.target), Target.MOD, view.checkpoint_mods.get(v.target, -1)))
+    puts = (Put(key, stamp.value(v)), Put(keys.record(record.id), stamp.value(record)))
+    return Txn(tuple(compares), (*puts, *(Delete(keys.candidate(*who)) for who in dead)), (Get(key),))
+
+
+def form(
+    keys: RunKeys, view: View, me: Who, g: Generation, budget: Budget, abandon: Iterable[str], why: str, stamp: Stamp
+) -> Txn:
+    """One transaction: previous `current` unchanged, its verdict present, the former's own candidate alive, the plan's
+    record as it was read, the budget as it was read; puts generation, `current`, budget, abandoned marks."""
+    mine = view.candidates[me]
+    compares = [
+        Compare(keys.current, Target.MOD, view.current_mod),
+        Compare(keys.candidate(*me), Target.CREATE, mine.create_revision),
+        Compare(keys.budget, Target.MOD, view.budget_mod),
+        Compare(keys.generation(g.number), Target.CREATE, 0),
+    ]
+    if g.previous:
+        compares.append(Compare(keys.verdict(g.previous), Target.VERSION, 1))
+    if g.plan.checkpoint is not None:
+        compares.append(Compare(keys.checkpoint(g.plan.checkpoint), Target.MOD, view.checkpoint_mods[g.plan.checkpoint]))
+    puts = [
+        Put(keys.generation(g.number), stamp.value(g)),
+        Put(keys.current, stamp.value(Current(g.number))),
+        Put(keys.budget, stamp.value(budget)),
+    ]
+    for name in abandon:
+        compares.append(Compare(keys.checkpoint(name), Target.MOD, view.checkpoint_mods[name]))
+        left = dataclasses.replace(view.checkpoints[name], state=CheckpointState.ABANDONED, why=why)
+        puts.append(Put(keys.checkpoint(name), stamp.value(left)))
+    return Txn(tuple(compares), tuple(puts), (Get(keys.current),))
+
+
+def in_place(last: Generation, number: int, **changes: object) -> Generation:
+    """The in-place generation: same members, ranks, store and communicator; new number and plan."""
+    return dataclasses.replace(last, number=number, kind=GenerationKind.IN_PLACE, previous=last.number, moved=(), **changes)  # type: ignore[arg-type]

@@ -1,0 +1,102 @@
+"""From an incident to a verdict: asks `decide` what to do, and writes it down as a verdict with its record. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+
+from elastic_health.exits import ExitStatus
+from elastic_health.ids import ulid
+from elastic_health.incidents import Incident, Record
+from elastic_health.recovery.decide import Action, ActionKind, MembershipFacts, decide
+from elastic_health.rendezvous import fence
+from elastic_health.rendezvous.draft import Draft
+from elastic_health.rendezvous.state import Purpose, State
+from elastic_health.rendezvous.view import Who
+from elastic_health.verdicts import Cause, Verdict, VerdictKind
+
+_KINDS = {
+    ActionKind.RESTART: VerdictKind.RESTART,
+    ActionKind.ROLLBACK: VerdictKind.ROLLBACK,
+    ActionKind.SCALE: VerdictKind.SCALE,
+    ActionKind.FINISH: VerdictKind.FINISH,
+    ActionKind.ABORT: VerdictKind.ABORT,
+}
+
+
+def make_id(state: State, wall: float, n: int) -> str:
+    """A ULID whose random part comes from who this agent is and a counter: unique, and the same in a replayed run."""
+    node, incarnation = state.who
+    digest = hashlib.sha256(f"{state.settings.keys.run}/{node}.{incarnation}#{n}".encode()).digest()
+    return ulid(wall, digest[:10])
+
+
+def incident(d: Draft, cause: Cause, reason: str, *, nodes: tuple[str, ...] = (), ranks: tuple[int, ...] = (), generation: int = 0) -> Incident:
+    """An incident that membership itself observed."""
+    g = generation or d.s.generation or d.s.view.current
+    return Incident(make_id(d.s, d.wall, d.s.next_id), g, cause, cause.value, reason, d.wall, ranks, nodes)
+
+
+def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
+    """Send the verdict on `what` (create-only); False if it can't be sent now, or nothing is to be done."""
+    if not d.s.fresh(d.now) or not d.can_send(Purpose.VERDICT):
+        return False
+    action, reason = decide(what, (), d.s.view.budget, _facts(d.s), d.s.settings.policies.recovery, d.wall)
+    record = _record(d, what, action, reason.text())
+    if action.kind is ActionKind.NOTHING:
+        d.say("not_acted", f"{what.cause.value}: {reason.text()}", warn=True)
+        return False
+    verdict = _verdict(d, what, action, reason.text())
+    txn = fence.verdict(d.s.settings.keys, verdict, record, d.stamp(), d.s.view, dead)
+    d.say("verdict", f"generation {what.generation}: {what.cause.value}: {what.reason}; {reason.text()}", warn=True)
+    d.send(Purpose.VERDICT, txn, verdict=verdict)
+    return True
+
+
+def _facts(s: State) -> MembershipFacts:
+    ready = tuple(e.candidate.node for e in s.view.candidates.values())
+    record = s.view.generation
+    members = tuple(m.node for m in record.members) if record else ()
+    return MembershipFacts(s.settings.me.spec.min_nodes, s.settings.me.spec.max_nodes, ready, members)
+
+
+def _verdict(d: Draft, what: Incident, action: Action, reason: str) -> Verdict:
+    node, incarnation = d.s.who
+    return Verdict(
+        kind=_KINDS[action.kind],
+        cause=what.cause,
+        generation=what.generation,
+        signature=what.signature,
+        reason=what.reason if action.kind is not ActionKind.ABORT else f"{reason} (last cause: {what.reason})",
+        ranks=what.ranks,
+        nodes=what.nodes,
+        incident=what.id,
+        exit_status=int(action.exit_status or ExitStatus.OK),
+        target=what.target,
+        windows=what.windows,
+        torn=what.torn,
+        step=what.step,
+        backoff_s=action.backoff_s,
+        writer=f"{node}.{incarnation}#{d.s.next_id}",
+    )
+
+
+def _record(d: Draft, what: Incident, action: Action, reason: str) -> Record:
+    plan = d.s.view.generation.plan if d.s.view.generation else None
+    return Record(
+        id=make_id(d.s, d.wall, d.s.next_id),
+        action=action.kind.value,
+        reason=what.reason,
+        cause=what.cause.value,
+        signature=what.signature,
+        generation=what.generation,
+        step=what.step,
+        ranks=what.ranks,
+        nodes=what.nodes,
+        position=plan.position if plan else 0,
+        checkpoint=plan.checkpoint if plan else None,
+        decision=reason,
+        who=".".join(d.s.who),
+        at=d.wall,
+        done=action.kind is not ActionKind.NOTHING,
+        incident=what.id,
+    )

@@ -1,0 +1,88 @@
+"""What only the rank-0 agent of a running generation does: commit, retain, finish, scale, and miss members.  Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from elastic_health.checkpoints.line import top
+from elastic_health.checkpoints.retention import expendable
+from elastic_health.generations import CandidateState, Generation
+from elastic_health.policies import ScaleUp
+from elastic_health.rendezvous import fence
+from elastic_health.rendezvous.draft import Draft
+from elastic_health.rendezvous.forming import ready
+from elastic_health.rendezvous.judging import incident, judge
+from elastic_health.rendezvous.state import Peer, Purpose, Workers
+from elastic_health.verdicts import Cause
+
+
+def lead(d: Draft, record: Generation) -> None:
+    """One look at everything that is rank 0's to do."""
+    _commit(d, record)
+    _retain(d, record)
+    if _all_done(d, record):
+        if d.leads():
+            judge(d, incident(d, Cause.FINISHED, "all workers ended with status 0"))
+        return
+    _missing_links(d, record)
+    _scale_up(d, record)
+
+
+def _commit(d: Draft, record: Generation) -> None:
+    """One commit at a time; in a store outage it waits."""
+    s = d.s
+    if not s.waiting_commits or not d.leads() or not d.can_send(Purpose.COMMIT):
+        return
+    asked, *rest = s.waiting_commits
+    parent = top(s.view.checkpoints, s.generation, record.plan.checkpoint)
+    full = dataclasses.replace(asked, record=dataclasses.replace(asked.record, generation=s.generation, parent=parent))
+    d.set(waiting_commits=tuple(rest))
+    d.send(Purpose.COMMIT, fence.commit(d.fence(), full.record, d.stamp()), request=asked.request, commit=full)
+
+
+def _retain(d: Draft, record: Generation) -> None:
+    """After a commit, once the view shows it: what may go is marked, behind the fence."""
+    s = d.s
+    if not s.retain_due or not d.leads() or not d.can_send(Purpose.DELETE):
+        return
+    d.set(retain_due=False)
+    d.ask_deletion(expendable(s.view.checkpoints, s.generation, record.plan.checkpoint, s.settings.keep))
+
+
+def _all_done(d: Draft, record: Generation) -> bool:
+    others = record.members[1:]
+    return d.s.workers is Workers.DONE and all(d.s.peers.get(m.who, Peer()).done == d.s.generation for m in others)
+
+
+def _missing_links(d: Draft, record: Generation) -> None:
+    """A member that doesn't link up by the deadline, or whose link stays broken for so long, ends the generation."""
+    for m in record.members[1:]:
+        peer = d.s.peers.get(m.who, Peer())
+        if peer.up_since is not None:
+            continue
+        at = (peer.down_since if peer.down_since is not None else d.s.workers_since) + record.bounds.start_s
+        d.wake(at)
+        if d.now >= at and d.leads():
+            ranks = tuple(range(m.first_rank, m.first_rank + m.workers))
+            cause = Cause.NOT_STARTED if peer.down_since is None else Cause.LOST_MEMBER
+            judge(d, incident(d, cause, f"no link to {m.node} for {record.bounds.start_s:g} s", nodes=(m.node,), ranks=ranks))
+
+
+def _scale_up(d: Draft, record: Generation) -> None:
+    """Nodes wait and the group is not full: at the next commit, or at once where nothing is ever committed."""
+    s, how = d.s, d.s.settings.policies.membership.scale_up
+    waiting = [e for e in ready(s.view, d.wall) if e.candidate.state is CandidateState.READY and record.member(*e.who) is None]
+    if how is ScaleUp.OFF or not waiting or len(record.members) >= record.spec.max_nodes or not d.leads():
+        d.set(scale_wanted_since=None)
+        return
+    if s.scale_wanted_since is None:
+        d.set(scale_wanted_since=d.now, commits=0)
+        s = d.s
+    assert s.scale_wanted_since is not None
+    at_once = how is ScaleUp.AT_ONCE or not s.view.checkpoints
+    settled = s.scale_wanted_since + s.settings.policies.membership.last_call_s
+    if (at_once and d.now >= settled) or (not at_once and s.commits > 0):
+        nodes = tuple(e.candidate.node for e in waiting)
+        judge(d, incident(d, Cause.SCALE_UP, f"{', '.join(nodes)} joined and the group is not full"))
+    elif at_once:
+        d.wake(settled)

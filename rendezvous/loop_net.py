@@ -1,0 +1,252 @@
+"""The shell around the membership machine: one inbox, one turn at a time; carries effects out, decides nothing.
+
+Law: only `run` touches the state, in one thread; everything else (store replies, watches, links, worker exits) posts
+events.  The lease is renewed by a turn of this loop only, so that a stuck agent loses it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+from elastic_health.generations import CheckpointRecord, Generation, StoreAddress
+from elastic_health.messages import LinkMessage, Ping, Progress, Started
+from elastic_health.rendezvous import events as ev
+from elastic_health.rendezvous.keys import FleetKeys
+from elastic_health.rendezvous.membership import check, start, step
+from elastic_health.rendezvous.serve import page_deadline
+from elastic_health.rendezvous.state import Settings, State
+from elastic_health.rendezvous.store import (
+    LeaseGone,
+    RequestTooLarge,
+    Store,
+    StoreAmbiguous,
+    StoreError,
+    StoreFull,
+    StoreRefused,
+    Txn,
+    TxnResult,
+    Watch,
+    WatchBatch,
+)
+from elastic_health.rendezvous.view import Who
+from elastic_health.verdicts import Verdict
+
+log = logging.getLogger("elastic_health")
+LONGEST_NAP_S = 0.25
+"""The loop turns at least this often: pages are read and deadlines written then."""
+
+
+class Links(Protocol):
+    """What the loop needs of the agent links."""
+
+    def connect(self, who: Who, address: str, generation: int) -> None: ...
+
+    def tell(self, who: Who | None, message: LinkMessage) -> None: ...
+
+    def probe(self, who: Who, address: str) -> None: ...
+
+    def close_generation(self, generation: int) -> None: ...
+
+
+class Hands(Protocol):
+    """What the loop asks of whoever holds the workers; answers come back as events."""
+
+    def preflight(self, stage: str) -> None: ...
+
+    def open_store(self, generation: Generation) -> None: ...
+
+    def start_workers(self, generation: Generation, rank: int, store: StoreAddress) -> None: ...
+
+    def stop_workers(self, generation: int, verdict: Verdict | None, reason: str) -> None: ...
+
+    def hold_workers(self, generation: int) -> None: ...
+
+    def take_up(self, generation: Generation) -> None: ...
+
+    def commit_answered(self, answer: ev.CommitAnswered) -> None: ...
+
+    def remove_files(self, record: CheckpointRecord) -> None: ...
+
+    def page_human(self, verdict: Verdict) -> None: ...
+
+    def heard(self, who: Who, message: LinkMessage) -> None:
+        """A message over a link, before the machine sees it."""
+
+    def look(self, state: State, deadline: float, now: float) -> None:
+        """Once a turn: read pages, judge, write the workers' deadline (monotonic seconds)."""
+
+
+class MembershipLoop:
+    """Runs one agent's membership over a store session.
+
+    Args:
+        store: an open session; the loop doesn't close it.
+        debug: check the invariants after each step.
+    """
+
+    def __init__(self, store: Store, settings: Settings, links: Links, hands: Hands, *, debug: bool = False) -> None:
+        self._store, self._links, self._hands, self._debug = store, links, hands, debug
+        self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="eh-lease")
+        self._watches: list[Watch] = []
+        self._last_said = ""
+        self._turn = threading.Lock()
+        self.state = start(settings, self._clock())
+
+    @staticmethod
+    def _clock() -> ev.Clock:
+        return ev.Clock(time.monotonic(), time.time())
+
+    def post(self, event: ev.Event) -> None:
+        """Thread-safe: have the loop take an event in."""
+        self._inbox.put(event)
+
+    def open(self) -> None:
+        """Read the run and the quarantine, then watch both.
+
+        Raises:
+            StoreError: the first read failed.
+        """
+        run, fleet = self.state.settings.keys.root, FleetKeys(self.state.settings.keys.prefix).quarantine
+        for prefix, of_fleet in ((run, False), (fleet, True)):
+            found = self._store.range(prefix)
+            self.post(ev.StoreChanged(WatchBatch(found.revision, (), True, found.kvs), of_fleet))
+            self._watches.append(self._store.watch(prefix, found.revision + 1, self._on_batch(of_fleet)))
+
+    def _on_batch(self, fleet: bool) -> Callable[[WatchBatch], None]:
+        return lambda batch: self.post(ev.StoreChanged(batch, fleet))
+
+    def close(self) -> None:
+        """Stop watching; the session stays open."""
+        for watch in self._watches:
+            watch.close()
+        self._watches.clear()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def run(self, until: Callable[[State], bool], deadline: float | None = None) -> bool:
+        """Turn until `until(state)` holds or monotonic `deadline` passes; False on the latter."""
+        with self._turn:
+            while not until(self.state):
+                now = time.monotonic()
+                if deadline is not None and now >= deadline:
+                    return False
+                nap = min(LONGEST_NAP_S, max(0.0, self.state.wake_at - now))
+                self._take(self._next(nap if deadline is None else min(nap, deadline - now)))
+            return True
+
+    def _next(self, nap: float) -> ev.Event:
+        try:
+            return self._inbox.get(timeout=nap) if nap > 0 else self._inbox.get_nowait()
+        except queue.Empty:
+            return ev.Tick()
+
+    def _take(self, event: ev.Event) -> None:
+        clock = self._clock()
+        if isinstance(event, ev.PeerSaid):
+            self._hands.heard(event.who, event.message)
+            if isinstance(event.message, Progress | Ping | Started):
+                event = ev.Tick()  # of no concern to membership
+        before = self.state
+        self.state, effects = step(before, event, clock)
+        if self._debug:
+            check(before, self.state)
+        if before.phase is not self.state.phase:
+            log.info("%s: %s -> %s", ".".join(self.state.who), before.phase.value, self.state.phase.value)
+        for effect in effects:
+            self._carry_out(effect)
+        self._hands.look(self.state, page_deadline(self.state, clock.now), clock.now)
+
+    # ---- effects
+    def _carry_out(self, e: ev.Effect) -> None:  # noqa: C901  (one arm an effect; each is one call)
+        match e:
+            case ev.Send():
+                self._send(e.id, e.txn)
+            case ev.GrantLease():
+                self._grant(e.ttl_s)
+            case ev.RenewLease():
+                self._renew(e.lease)
+            case ev.RevokeLease():
+                self._pool.submit(self._revoke, e.lease)
+            case ev.RunPreflight():
+                self._hands.preflight(e.stage)
+            case ev.OpenStore():
+                self._hands.open_store(e.generation)
+            case ev.StartWorkers():
+                self._hands.start_workers(e.generation, e.rank, e.store)
+            case ev.StopWorkers():
+                self._hands.stop_workers(e.generation, e.verdict, e.reason)
+            case ev.HoldWorkers():
+                self._hands.hold_workers(e.generation)
+            case ev.TakeUp():
+                self._hands.take_up(e.generation)
+            case ev.Connect():
+                self._links.connect(e.who, e.address, e.generation)
+            case ev.CloseLinks():
+                self._links.close_generation(e.generation)
+            case ev.Tell():
+                self._links.tell(e.who, e.message)
+            case ev.Probe():
+                self._links.probe(e.who, e.address)
+            case ev.CommitAnswered():
+                self._hands.commit_answered(e)
+            case ev.RemoveFiles():
+                self._hands.remove_files(e.record)
+            case ev.PageHuman():
+                self._hands.page_human(e.verdict)
+            case ev.Say():
+                self._say(e)
+            case ev.Leave():
+                log.info("leaving with status %d: %s", e.status, e.text)
+            case ev.WriteRecord():
+                log.info("recorded: %s", e.verdict.reason if e.verdict else e.what)
+
+    def _say(self, e: ev.Say) -> None:
+        line = f"{e.what}: {e.text}"
+        if line != self._last_said:
+            self._last_said = line
+            log.log(logging.WARNING if e.warn else logging.INFO, "%s", line)
+
+    def _send(self, id: int, txn: Txn) -> None:
+        self._store.txn_async(txn, lambda answer: self.post(_answer(id, answer)))
+
+    def _grant(self, ttl_s: float) -> None:
+        def ask() -> None:
+            sent_at = time.monotonic()
+            try:
+                lease = self._store.grant(ttl_s)
+                self.post(ev.LeaseHeld(lease.id, sent_at, lease.ttl_s))
+            except StoreError as e:
+                log.warning("no lease: %s", e)
+                self.post(ev.LeaseFailed(0, False))
+
+        self._pool.submit(ask)
+
+    def _renew(self, lease: int) -> None:
+        sent_at = time.monotonic()
+
+        def done(answer: float | StoreError) -> None:
+            if isinstance(answer, StoreError):
+                self.post(ev.LeaseFailed(lease, isinstance(answer, LeaseGone)))
+            else:
+                self.post(ev.LeaseHeld(lease, sent_at, answer))
+
+        self._store.renew_async(lease, done)
+
+    def _revoke(self, lease: int) -> None:
+        try:
+            self._store.revoke(lease)
+        except StoreError as e:
+            log.info("lease %x was not revoked and will run out: %s", lease, e)
+
+
+def _answer(id: int, answer: TxnResult | StoreError) -> ev.Event:
+    if isinstance(answer, TxnResult):
+        return ev.TxnDone(id, answer)
+    fatal = isinstance(answer, StoreRefused | StoreFull | RequestTooLarge)
+    return ev.TxnFailed(id, isinstance(answer, StoreAmbiguous), str(answer), fatal)

@@ -1,0 +1,77 @@
+"""Which members are lost: candidate gone, or proven dead by a refused connection.  Pure.
+
+Law: "lost" is said of a member only when its candidate has been gone for longer than it may take to put it back after an
+outage, or when its address refused a connection (its agent process is dead).  A silent link is only a suspicion.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from elastic_health.generations import CandidateState, Generation, Member
+from elastic_health.rendezvous import events as ev
+from elastic_health.rendezvous.draft import Draft
+from elastic_health.rendezvous.judging import incident, judge
+from elastic_health.rendezvous.state import Peer
+from elastic_health.verdicts import Cause
+
+_PROBE_EVERY_S = 1.0
+_PROBE_MISSING_AFTER_S = 0.2
+
+
+def lost_members(d: Draft, record: Generation) -> None:
+    """Any member, or any ready candidate, ends a generation of which a member is lost."""
+    lost = [m for m in record.members if m.who != d.s.who and _lost(d, m)]
+    if lost and d.s.fresh(d.now):
+        nodes = tuple(m.node for m in lost)
+        ranks = tuple(r for m in lost for r in range(m.first_rank, m.first_rank + m.workers))
+        what = incident(d, Cause.LOST_MEMBER, f"lost {', '.join(nodes)}", nodes=nodes, ranks=ranks, generation=record.number)
+        judge(d, what, tuple(m.who for m in lost if d.s.peers.get(m.who, Peer()).dead))
+
+
+def _lost(d: Draft, m: Member) -> bool:
+    peer = d.s.peers.get(m.who, Peer())
+    if peer.dead:
+        return True
+    gone = d.s.gone_since.get(m.who)
+    if gone is not None:
+        probe(d, m)
+        until = gone + d.s.settings.bounds.link_timeout_s
+        d.wake(until)
+        return d.now >= until
+    if peer.down_since is not None:
+        probe(d, m)
+    return False
+
+
+def probe(d: Draft, m: Member) -> None:
+    """Dial its address, at most once a second."""
+    peer = d.s.peers.get(m.who, Peer())
+    due = d.now if peer.probed_at is None else peer.probed_at + _PROBE_EVERY_S
+    if d.now >= due:
+        d.set(peers={**d.s.peers, m.who: dataclasses.replace(peer, probed_at=d.now)})
+        d.do(ev.Probe(m.who, m.address))
+        due = d.now + _PROBE_EVERY_S
+    d.wake(due)
+
+
+def probe_missing(d: Draft) -> None:
+    """A ready candidate that waits for members of the ended generation asks whether they still live."""
+    last = d.s.view.generation
+    seen = d.s.verdict_seen.get(d.s.view.current)
+    if last is None or seen is None:
+        return
+    if d.now < seen + _PROBE_MISSING_AFTER_S:
+        d.wake(seen + _PROBE_MISSING_AFTER_S)
+        return
+    for m in last.members:
+        entry = d.s.view.candidates.get(m.who)
+        waits = entry is None or entry.candidate.state is not CandidateState.READY
+        if m.who != d.s.who and waits and not proven(d, m, last.number):
+            probe(d, m)
+
+
+def proven(d: Draft, m: Member, generation: int) -> bool:
+    """Dead by a refused connection, or told over its link that its workers are reaped."""
+    peer = d.s.peers.get(m.who, Peer())
+    return peer.dead or peer.reaped >= generation

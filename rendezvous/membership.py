@@ -1,0 +1,236 @@
+"""Membership of one agent as a pure machine: `step(state, event, clock) -> (state, effects)`.
+
+Law: facts first, then what follows from them.  `absorb` takes one event into the state without deciding; `turns.turn`
+looks at the whole state and decides until nothing more follows.  No clock is read, nothing is sent: the shell in
+`loop_net` (or the simulator) carries the effects out.  The same modules run in both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from elastic_health.messages import Goodbye, Reaped, VerdictSeen, WorkersDone
+from elastic_health.rendezvous import events as ev
+from elastic_health.rendezvous.answers import answered
+from elastic_health.rendezvous.draft import Draft
+from elastic_health.rendezvous.state import RESENT, WAYS, Peer, Phase, Settings, State, Workers
+from elastic_health.rendezvous.turns import turn
+from elastic_health.rendezvous.view import View, Who, apply
+
+RESEND_S = (0.1, 0.2, 0.5, 1.0)
+"""Pauses before a transaction is sent again, by number of tries; the last one repeats."""
+
+class BrokenInvariant(AssertionError):
+    """A step broke one of the laws that `check` knows; always a bug."""
+
+
+def start(settings: Settings, clock: ev.Clock) -> State:
+    """The state of an agent that has done nothing yet."""
+    return State(settings=settings, since=clock.now, joined_at=clock.now)
+
+
+def step(state: State, event: ev.Event, clock: ev.Clock) -> tuple[State, tuple[ev.Effect, ...]]:
+    """Take one event in; returns the new state and what the shell has to do, in order."""
+    if state.left is not None:
+        return state, ()
+    draft = Draft(state, clock)
+    ABSORB[type(event)](draft, event)
+    turn(draft)
+    return draft.done()
+
+
+def check(before: State, after: State) -> None:
+    """Raise BrokenInvariant if a step from `before` to `after` was against the laws of `state`."""
+    if before.phase is not after.phase and not _reachable(before.phase, after.phase):
+        raise BrokenInvariant(f"{before.phase.value} -> {after.phase.value} is not a way")
+    home = after.phase in (Phase.STARTING, Phase.RUNNING, Phase.HOLDING, Phase.STOPPING)
+    if after.workers is not Workers.NONE and not home:
+        raise BrokenInvariant(f"workers {after.workers.value} in {after.phase.value}")
+    if home and not after.generation:
+        raise BrokenInvariant(f"{after.phase.value} without a generation")
+
+
+def _reachable(a: Phase, b: Phase) -> bool:
+    """One step may take several ways at once."""
+    seen, todo = {a}, [a]
+    while todo:
+        for nxt in WAYS[todo.pop()]:
+            if nxt not in seen:
+                seen.add(nxt)
+                todo.append(nxt)
+    return b in seen
+
+
+# ---- facts
+def _tick(d: Draft, _: ev.Tick) -> None:
+    """Only `now` is new."""
+
+
+def _store_changed(d: Draft, e: ev.StoreChanged) -> None:
+    before = d.s.view
+    view = apply(before, e.batch, d.s.settings.keys, fleet=e.fleet)
+    d.set(view=view, **({"fleet_synced": True} if e.fleet else {"synced": True}))
+    seen = {g: d.now for g in view.verdicts if g not in d.s.verdict_seen}
+    if seen:
+        d.set(verdict_seen={**d.s.verdict_seen, **seen})
+    _note_gone(d, before, view)
+    own = view.candidates.get(d.s.who)
+    if own is None and before.candidates.get(d.s.who) is not None and d.s.created:
+        d.set(lease_gone=True)
+
+
+def _note_gone(d: Draft, before: View, view: View) -> None:
+    """Since when is the candidate of a member of the current generation gone?"""
+    record = view.generation
+    members = {m.who for m in record.members} if record else set()
+    gone = {who: d.s.gone_since.get(who, d.now) for who in members if who not in view.candidates}
+    if gone != d.s.gone_since:
+        d.set(gone_since=gone)
+
+
+def _txn_done(d: Draft, e: ev.TxnDone) -> None:
+    sent = d.s.sent.get(e.id)
+    d.set(store_lost_since=None)
+    if sent is not None:
+        d.forget(sent)
+        answered(d, sent, e.result)
+
+
+def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
+    sent = d.s.sent.get(e.id)
+    if sent is None:
+        return
+    if not e.fatal and d.s.store_lost_since is None:
+        d.set(store_lost_since=d.now)
+    pause = RESEND_S[min(sent.tries, len(RESEND_S)) - 1]
+    if e.ambiguous and sent.purpose in RESENT:
+        again = dataclasses.replace(sent, resend_at=d.now + pause, tries=sent.tries + 1)
+        d.set(sent={**d.s.sent, sent.id: again})
+        return
+    d.forget(sent)
+    d.quiet(sent.purpose, pause)
+    if sent.request:
+        d.commit_waits_again(sent)
+
+
+def _lease_held(d: Draft, e: ev.LeaseHeld) -> None:
+    d.set(lease_asked_at=None, store_lost_since=None)
+    if d.s.lease in (0, e.lease):
+        d.set(lease=e.lease, lease_deadline=max(d.s.lease_deadline, e.sent_at + e.ttl_s))
+
+
+def _lease_failed(d: Draft, e: ev.LeaseFailed) -> None:
+    d.set(lease_asked_at=d.now)
+    if e.gone and e.lease == d.s.lease:
+        d.set(lease_gone=True)
+    elif not e.gone and d.s.store_lost_since is None:
+        d.set(store_lost_since=d.now)
+
+
+def _preflight_done(d: Draft, e: ev.PreflightDone) -> None:
+    if d.s.phase is Phase.CHECKING:
+        d.set(preflight=e.fit, preflight_reason=e.reason)
+
+
+def _store_opened(d: Draft, e: ev.StoreOpened) -> None:
+    if d.s.phase is Phase.STARTING and e.generation == d.s.generation:
+        d.set(store_address=e.address)
+
+
+def _workers_up(d: Draft, e: ev.WorkersUp) -> None:
+    if d.s.workers is Workers.ASKED and e.generation == d.s.generation:
+        d.set(workers=Workers.UP, workers_since=d.now)
+
+
+def _workers_done(d: Draft, e: ev.WorkersDone) -> None:
+    if d.s.workers is Workers.UP and d.same_workers(e.generation):
+        d.set(workers=Workers.DONE)
+
+
+def _workers_reaped(d: Draft, e: ev.WorkersReaped) -> None:
+    if d.s.workers is not Workers.NONE:
+        d.set(workers=Workers.NONE)
+        if e.stuck:
+            d.set(stopping=f"processes that can't be ended: {e.stuck}")
+
+
+def _judged(d: Draft, e: ev.Judged) -> None:
+    """The first cause wins; a consequence gives way to a cause."""
+    mine = d.s.phase in (Phase.STARTING, Phase.RUNNING, Phase.HOLDING) and e.incident.generation == d.s.generation
+    old = d.s.pending_incident
+    if mine and (old is None or (old.secondary and not e.incident.secondary)):
+        d.set(pending_incident=e.incident, incident_at=d.now)
+
+
+def _peer(d: Draft, who: Who, **changes: Any) -> None:
+    d.set(peers={**d.s.peers, who: dataclasses.replace(d.s.peers.get(who, Peer()), **changes)})
+
+
+def _link_up(d: Draft, e: ev.LinkUp) -> None:
+    _peer(d, e.who, up_since=d.now, down_since=None, dead=False)
+
+
+def _link_down(d: Draft, e: ev.LinkDown) -> None:
+    _peer(d, e.who, up_since=None, down_since=d.now)
+
+
+def _peer_said(d: Draft, e: ev.PeerSaid) -> None:
+    m = e.message
+    if isinstance(m, Reaped | Goodbye):
+        _peer(d, e.who, reaped=m.generation)
+    elif isinstance(m, WorkersDone):
+        _peer(d, e.who, done=m.generation)
+    elif isinstance(m, VerdictSeen) and m.verdict.generation == d.s.generation:
+        d.set(peer_verdict=m.verdict)
+
+
+def _probed(d: Draft, e: ev.Probed) -> None:
+    _peer(d, e.who, dead=e.dead or d.s.peers.get(e.who, Peer()).dead)
+
+
+def _commit_asked(d: Draft, e: ev.CommitAsked) -> None:
+    d.set(waiting_commits=(*d.s.waiting_commits, e))
+
+
+def _delete_asked(d: Draft, e: ev.DeleteAsked) -> None:
+    d.ask_deletion(e.names)
+
+
+def _publish_asked(d: Draft, e: ev.PublishAsked) -> None:
+    d.publish(e.key, e.value)
+
+
+def _stop_asked(d: Draft, e: ev.StopAsked) -> None:
+    d.set(stopping=d.s.stopping or e.reason)
+
+
+def _held(d: Draft, e: ev.Held) -> None:
+    if d.s.phase is Phase.HOLDING and e.generation == d.s.generation:
+        d.set(held=e.generation if e.ok else -1)
+
+
+ABSORB: Mapping[type, Callable[[Draft, Any], None]] = {
+    ev.Tick: _tick,
+    ev.StoreChanged: _store_changed,
+    ev.TxnDone: _txn_done,
+    ev.TxnFailed: _txn_failed,
+    ev.LeaseHeld: _lease_held,
+    ev.LeaseFailed: _lease_failed,
+    ev.PreflightDone: _preflight_done,
+    ev.StoreOpened: _store_opened,
+    ev.WorkersUp: _workers_up,
+    ev.WorkersDone: _workers_done,
+    ev.WorkersReaped: _workers_reaped,
+    ev.Judged: _judged,
+    ev.LinkUp: _link_up,
+    ev.LinkDown: _link_down,
+    ev.PeerSaid: _peer_said,
+    ev.Probed: _probed,
+    ev.CommitAsked: _commit_asked,
+    ev.DeleteAsked: _delete_asked,
+    ev.PublishAsked: _publish_asked,
+    ev.StopAsked: _stop_asked,
+    ev.Held: _held,
+}

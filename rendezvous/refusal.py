@@ -1,0 +1,71 @@
+"""May this agent take part in this run at all?  Pure; the answer is an exit status and one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic_health.exits import ExitStatus
+from elastic_health.generations import RunSpec
+from elastic_health.rendezvous.view import View
+from elastic_health.verdicts import Verdict, VerdictKind
+
+
+@dataclass(frozen=True)
+class Refusal:
+    status: ExitStatus
+    text: str
+
+
+def ended(view: View) -> Refusal | None:
+    """The run's own end, for one who was part of it or waited for it."""
+    return end_of(view.verdict)
+
+
+def end_of(v: Verdict | None) -> Refusal | None:
+    """What a final verdict means for everyone; None for any other."""
+    if v is not None and v.kind is VerdictKind.FINISH:
+        return Refusal(ExitStatus.OK, v.reason or "training finished on all nodes")
+    if v is not None and v.kind is VerdictKind.ABORT:
+        return Refusal(ExitStatus(v.exit_status or ExitStatus.CAPPED), f"the run was stopped: {v.reason}")
+    return None
+
+
+def refuse(view: View, node: str, spec: RunSpec, wall: float) -> Refusal | None:
+    """For one who wants to join: expected, found, what to do."""
+    barred = view.barred(node, wall)
+    if barred is not None:
+        return Refusal(
+            ExitStatus.QUARANTINED,
+            f"expected a node that is not in quarantine; found {node} in quarantine ({barred.reason or 'no reason given'}); "
+            f"release it with `elastic-health quarantine release {node}` or by deleting its key",
+        )
+    over = ended(view)
+    if over is not None:
+        how = "finished" if over.status is ExitStatus.OK else "ended"
+        return Refusal(
+            ExitStatus.RUN_REFUSED,
+            f"expected a run id that is new or still going; found one that has {how}: {over.text}; "
+            "choose another --rdzv-id, or reopen this one with `elastic-health runs reopen`",
+        )
+    return _other_run(view, spec)
+
+
+def _other_run(view: View, spec: RunSpec) -> Refusal | None:
+    generation = view.generation
+    known = [generation.spec] if generation else [e.candidate.spec for e in sorted(view.candidates.values(), key=lambda e: e.create_revision)]
+    if not known:
+        return None
+    first = known[0]
+    if (first.min_nodes, first.max_nodes) != (spec.min_nodes, spec.max_nodes):
+        return Refusal(
+            ExitStatus.RUN_REFUSED,
+            f"expected --nnodes={first.min_nodes}:{first.max_nodes} as this run id was started with; "
+            f"found --nnodes={spec.min_nodes}:{spec.max_nodes}; use the same, or another --rdzv-id",
+        )
+    if first.script and spec.script and first.script != spec.script:
+        return Refusal(
+            ExitStatus.RUN_REFUSED,
+            f"expected the script `{first.script_name}` as this run id was started with; found `{spec.script_name}`; "
+            "start the same script with the same arguments, or use another --rdzv-id",
+        )
+    return None

@@ -1,0 +1,248 @@
+"""The state of one agent's membership, and the table of its phases.
+
+Invariants (checked by `check` after each step in tests and in debug runs):
+ - workers exist only in STARTING, RUNNING, HOLDING and STOPPING, and only for `generation`;
+ - a phase changes only along `WAYS`;
+ - nothing is decided, committed or published at or after `lease_deadline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from elastic_health.checkpoints.retention import Keep
+from elastic_health.generations import Bounds, Generation, RunSpec, StoreAddress
+from elastic_health.incidents import Incident
+from elastic_health.policies import OutageChoice, Policies
+from elastic_health.rendezvous.events import CommitAsked
+from elastic_health.rendezvous.keys import RunKeys
+from elastic_health.rendezvous.store import Txn
+from elastic_health.rendezvous.view import View, Who
+from elastic_health.verdicts import Verdict
+
+
+class Phase(Enum):
+    """Where this agent stands."""
+
+    JOINING = "joining"
+    CHECKING = "checking"
+    READY = "ready"
+    STARTING = "starting"
+    RUNNING = "running"
+    HOLDING = "holding"
+    STOPPING = "stopping"
+    LEFT = "left"
+
+
+WAYS: Mapping[Phase, Mapping[Phase, str]] = {
+    Phase.JOINING: {
+        Phase.CHECKING: "lease granted, candidate written",
+        Phase.LEFT: "run id refused, node quarantined, stop asked, or join timeout",
+    },
+    Phase.CHECKING: {
+        Phase.READY: "preflight passed",
+        Phase.JOINING: "lease lost",
+        Phase.LEFT: "preflight failed, run ended, stop asked, or join timeout",
+    },
+    Phase.READY: {
+        Phase.STARTING: "in the current generation, `member` written behind the fence",
+        Phase.JOINING: "lease lost",
+        Phase.LEFT: "run ended, quarantined, stop asked, or too few nodes within the join timeout",
+    },
+    Phase.STARTING: {
+        Phase.RUNNING: "store published, workers spawned",
+        Phase.STOPPING: "verdict seen, lease lost, or stop asked",
+    },
+    Phase.RUNNING: {
+        Phase.HOLDING: "rollback verdict seen, workers alive",
+        Phase.STOPPING: "verdict seen, lease lost, or stop asked",
+    },
+    Phase.HOLDING: {
+        Phase.RUNNING: "in-place generation taken up",
+        Phase.STOPPING: "in-place rollback given up, lease lost, or stop asked",
+    },
+    Phase.STOPPING: {
+        Phase.CHECKING: "workers reaped, lease held: `restart` checks",
+        Phase.JOINING: "workers reaped, lease lost: new incarnation",
+        Phase.LEFT: "workers reaped, run ended or stop asked; or something can't be reaped",
+    },
+    Phase.LEFT: {},
+}
+
+
+class Workers(Enum):
+    """This node's workers of `State.generation`."""
+
+    NONE = "none"
+    ASKED = "asked"
+    UP = "up"
+    DONE = "done"
+    STOPPING = "stopping"
+
+
+class Purpose(Enum):
+    """Why a transaction was sent; at most one of a kind is under way."""
+
+    JOIN = "join"
+    READY = "ready"
+    MEMBER = "member"
+    REATTACH = "reattach"
+    FORM = "form"
+    VERDICT = "verdict"
+    STORE = "store"
+    COMMIT = "commit"
+    DELETE = "delete"
+    PUBLISH = "publish"
+    LEAVE = "leave"
+
+
+RESENT = frozenset(
+    {Purpose.JOIN, Purpose.READY, Purpose.MEMBER, Purpose.REATTACH, Purpose.FORM, Purpose.VERDICT, Purpose.STORE, Purpose.COMMIT, Purpose.LEAVE}
+)
+"""Sent again, unchanged, until answered: all of these compare something that they change, so landing twice is harmless."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A transaction under way.  `resend_at`: when to send it again, 0 while an answer is awaited."""
+
+    id: int
+    purpose: Purpose
+    txn: Txn
+    generation: int
+    tries: int = 1
+    resend_at: float = 0.0
+    request: int = 0
+    commit: CommitAsked | None = None
+    verdict: Verdict | None = None
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Me:
+    """This agent, as it will stand in its candidate.  `name` + `.` + n is an incarnation: n grows when a lease is lost."""
+
+    node: str
+    name: str
+    address: str
+    workers: int
+    spec: RunSpec
+    role: str = "default"
+    topology: str = ""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What this agent knows of a member of its generation by link and probe (None: no, else since when)."""
+
+    up_since: float | None = None
+    down_since: float | None = None
+    probed_at: float | None = None
+    dead: bool = False
+    reaped: int = 0
+    done: int = 0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What doesn't change while the agent lives."""
+
+    keys: RunKeys
+    me: Me
+    policies: Policies = field(default_factory=Policies)
+
+    @property
+    def bounds(self) -> Bounds:
+        """This agent's time limits; those of a generation that it forms."""
+        return self.policies.membership.bounds
+
+    @property
+    def outage_s(self) -> float:
+        """How long a healthy group trains on without the store; 0 for not at all."""
+        outage = self.policies.outage
+        return outage.bound_s if outage.choice is OutageChoice.RIDE_THROUGH else 0.0
+
+    @property
+    def keep(self) -> Keep:
+        c = self.policies.checkpoints
+        return Keep(c.keep, c.rollback_reach_steps)
+
+
+@dataclass(frozen=True)
+class State:
+    """See the module docstring.  All times are this node's monotonic seconds."""
+
+    settings: Settings
+    phase: Phase = Phase.JOINING
+    since: float = 0.0
+    joined_at: float = 0.0
+    incarnation: int = 0
+    view: View = field(default_factory=View)
+    synced: bool = False
+    fleet_synced: bool = False
+    lease: int = 0
+    lease_deadline: float = float("-inf")
+    lease_asked_at: float | None = None
+    lease_gone: bool = False
+    lease_gone_at: float | None = None
+    store_lost_since: float | None = None
+    stage: str = "join"
+    preflight: bool | None = None
+    preflight_asked: bool = False
+    preflight_reason: str = ""
+    generation: int = 0
+    token: int = 0
+    workers: Workers = Workers.NONE
+    workers_since: float = 0.0
+    stop_reason: str = ""
+    ended: Verdict | None = None
+    was_member: bool = False
+    sent: Mapping[int, Sent] = field(default_factory=dict)
+    next_id: int = 1
+    quiet_until: Mapping[Purpose, float] = field(default_factory=dict)
+    peers: Mapping[Who, Peer] = field(default_factory=dict)
+    gone_since: Mapping[Who, float] = field(default_factory=dict)
+    formable_since: float | None = None
+    ready_since: float | None = None
+    verdict_seen: Mapping[int, float] = field(default_factory=dict)
+    opened: int = 0
+    store_address: StoreAddress | None = None
+    pending_incident: Incident | None = None
+    incident_at: float = 0.0
+    peer_verdict: Verdict | None = None
+    held: int = 0
+    told_done_at: float = float("-inf")
+    created: int = 0
+    waiting_commits: tuple[CommitAsked, ...] = ()
+    scale_wanted_since: float | None = None
+    commits: int = 0
+    retain_due: bool = False
+    stopping: str | None = None
+    wake_at: float = 0.0
+    left: tuple[int, str] | None = None
+
+    @property
+    def who(self) -> Who:
+        me = self.settings.me
+        return (me.node, f"{me.name}-{self.incarnation}")
+
+    @property
+    def record(self) -> Generation | None:
+        """The record of the generation that this agent acts for."""
+        return self.view.generations.get(self.generation)
+
+    @property
+    def rank(self) -> int | None:
+        """This agent's group rank in the generation that it acts for."""
+        record = self.record
+        member = record.member(*self.who) if record else None
+        return member.rank if member else None
+
+    def fresh(self, now: float) -> bool:
+        """May this agent decide, commit and publish at `now`?"""
+        return now < self.lease_deadline and not self.lease_gone
+
+    def under_way(self, purpose: Purpose) -> Sent | None:
+        return next((s for s in self.sent.values() if s.purpose is purpose), None)

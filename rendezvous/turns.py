@@ -1,0 +1,322 @@
+"""What follows from the facts: one turn looks at the whole state and decides until nothing more follows.
+
+Laws, in the order in which a turn asks:
+ 1. the lease is renewed only by a turn, so a stuck agent loses it;
+ 2. an unanswered create-only write is sent again until it is answered;
+ 3. a verdict on the own generation comes before everything else;
+ 4. who may not be sure of its lease decides, commits and publishes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from elastic_health.exits import ExitStatus
+from elastic_health.generations import CandidateState, GenerationKind
+from elastic_health.messages import Goodbye, Reaped, Started, VerdictSeen, WorkersDone
+from elastic_health.rendezvous import events as ev
+from elastic_health.rendezvous import fence
+from elastic_health.rendezvous.draft import Draft
+from elastic_health.rendezvous.gather import formation, in_place_formation
+from elastic_health.rendezvous.judging import incident, judge
+from elastic_health.rendezvous.lead import lead
+from elastic_health.rendezvous.loss import lost_members, probe_missing
+from elastic_health.rendezvous.refusal import end_of, ended, refuse
+from elastic_health.rendezvous.serve import may_run, settle_incident
+from elastic_health.rendezvous.state import Peer, Phase, Purpose, Workers
+from elastic_health.verdicts import Cause, Verdict, VerdictKind
+
+_MOST_ROUNDS = 12
+_LEASE_RETRY_S = 0.5
+
+
+def turn(d: Draft) -> None:
+    """Decide until the phase stays."""
+    _lease(d)
+    d.resend_due()
+    for _ in range(_MOST_ROUNDS):
+        phase = d.s.phase
+        TURNS[phase](d)
+        if d.s.phase is phase:
+            return
+
+
+def _lease(d: Draft) -> None:
+    """Renew at a third of the TTL; ask again soon when there was no answer."""
+    s = d.s
+    if s.phase is Phase.LEFT or not s.lease or s.lease_gone:
+        return
+    ttl = s.settings.bounds.lease_s
+    due = s.lease_deadline - ttl * 2 / 3
+    if s.lease_asked_at is not None:
+        due = max(due, s.lease_asked_at + _LEASE_RETRY_S)
+    if d.now >= due:
+        d.set(lease_asked_at=d.now)
+        d.do(ev.RenewLease(s.lease))
+        due = d.now + _LEASE_RETRY_S
+    d.wake(due)
+    if d.now < s.lease_deadline:
+        d.wake(s.lease_deadline)
+
+
+def _grant(d: Draft) -> None:
+    asked = d.s.lease_asked_at
+    if asked is None or d.now >= asked + _LEASE_RETRY_S * 2:
+        d.set(lease_asked_at=d.now)
+        d.do(ev.GrantLease(d.s.settings.bounds.lease_s))
+    d.wake(d.now + _LEASE_RETRY_S * 2)
+
+
+# ---- before membership
+def _joining(d: Draft) -> None:
+    s = d.s
+    if s.stopping is not None:
+        return d.leave(ExitStatus.STOPPED, s.stopping)
+    if not (s.synced and s.fleet_synced):
+        return _join_timeout(d, ExitStatus.STORE_UNREACHABLE, "the store did not answer")
+    over = ended(s.view) if s.was_member else None
+    refusal = over or refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
+    if refusal is not None:
+        return d.leave(refusal.status, refusal.text)
+    if not s.lease:
+        _grant(d)
+    elif d.can_send(Purpose.JOIN) and s.fresh(d.now):
+        candidate = d.candidate(CandidateState.CHECKING)
+        d.send(Purpose.JOIN, fence.join(s.settings.keys, candidate, s.lease, d.stamp()))
+    elif s.lease_gone or not s.fresh(d.now):
+        d.rejoin()
+    status = ExitStatus.REPLACED if s.was_member else ExitStatus.STORE_UNREACHABLE
+    return _join_timeout(d, status, "the store took no candidate from this node")
+
+
+def _join_timeout(d: Draft, status: ExitStatus, text: str, since: float | None = None) -> None:
+    at = (d.s.joined_at if since is None else since) + d.s.settings.policies.membership.join_timeout_s
+    d.wake(at)
+    if d.now >= at:
+        d.leave(status, f"{text} within join_timeout_s={d.s.settings.policies.membership.join_timeout_s:g}")
+
+
+def _outside(d: Draft) -> bool:
+    """Common to CHECKING and READY: reasons to leave or to begin again.  True if one was found."""
+    s = d.s
+    if s.stopping is not None:
+        d.leave(ExitStatus.STOPPED, s.stopping)
+    elif not s.fresh(d.now):
+        d.say("lease_lost", "this node's lease has ended; joining again under a new incarnation", warn=True)
+        d.rejoin()
+    elif (over := ended(s.view)) is not None:
+        d.leave(over.status, over.text)
+    elif s.view.barred(s.settings.me.node, d.wall) is not None:
+        refusal = refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
+        d.leave(ExitStatus.QUARANTINED, refusal.text if refusal else "quarantined")
+    else:
+        return False
+    return True
+
+
+def _checking(d: Draft) -> None:
+    if _outside(d):
+        return
+    s = d.s
+    if not s.preflight_asked:
+        d.set(preflight_asked=True)
+        d.do(ev.RunPreflight(s.stage))
+    elif s.preflight is False:
+        d.leave(ExitStatus.UNFIT_NODE, s.preflight_reason or "preflight failed")
+    elif s.preflight is True and d.can_send(Purpose.READY):
+        candidate = d.candidate(CandidateState.READY)
+        d.send(Purpose.READY, fence.candidate_state(s.settings.keys, candidate, s.created, s.lease, d.stamp()))
+
+
+def _ready(d: Draft) -> None:
+    if _outside(d):
+        return
+    s, record = d.s, d.s.view.generation
+    mine = record.member(*s.who) if record else None
+    if record is not None and s.view.verdict is None:
+        if mine is None:
+            lost_members(d, record)
+            d.say("spare", f"generation {record.number} is running without this node; waiting as a spare")
+        elif record.kind is GenerationKind.IN_PLACE:
+            # No workers here any more: the in-place generation can't go on.
+            judge(d, incident(d, Cause.LOST_MEMBER, "a member of an in-place generation has no workers", nodes=(s.settings.me.node,)))
+        elif d.can_send(Purpose.MEMBER):
+            d.set(generation=record.number, token=s.view.current_mod)
+            candidate = d.candidate(CandidateState.MEMBER, record.number)
+            d.send(Purpose.MEMBER, fence.member(d.fence(), candidate, s.created, s.lease, d.stamp()))
+        return
+    since = max(s.since, s.verdict_seen.get(s.view.current, s.since))
+    probe_missing(d)
+    formation(d)
+    if d.s.phase is Phase.READY:
+        _join_timeout(d, ExitStatus.NOT_FORMED, "fewer than MIN fit nodes came, or the last members could not be proven gone", since)
+
+
+# ---- membership
+def _verdict_on(d: Draft) -> Verdict | None:
+    """The verdict on the generation that this agent acts for, from the store or from a peer that read it there.  Without
+    one, a newer generation says that there is one."""
+    s = d.s
+    v = s.view.verdicts.get(s.generation)
+    if v is None and s.peer_verdict is not None and s.peer_verdict.generation == s.generation:
+        v = s.peer_verdict
+    return v
+
+
+def _member_common(d: Draft) -> bool:
+    """Verdict, newer generation, stop, right to run: True if the phase was left."""
+    s, v = d.s, _verdict_on(d)
+    if v is not None:
+        _apply(d, v)
+        return True
+    newer = s.view.generation
+    if newer is not None and newer.number > s.generation and not (
+        newer.kind is GenerationKind.IN_PLACE and newer.previous == s.generation
+    ):
+        d.stop_workers(f"generation {newer.number} has formed")
+        return True
+    if s.stopping is not None:
+        if judge_drain(d) or not s.fresh(d.now):
+            d.stop_workers(s.stopping)
+            return True
+        return False
+    allowed, why = may_run(d)
+    if not allowed:
+        d.stop_workers(why)
+        return True
+    return False
+
+
+def judge_drain(d: Draft) -> bool:
+    """Tell the group that this node leaves on purpose; True once the verdict is on its way."""
+    s = d.s
+    if s.under_way(Purpose.VERDICT) is None:
+        judge(d, incident(d, Cause.DRAIN, f"{s.settings.me.node} leaves: {s.stopping}", nodes=(s.settings.me.node,)))
+    return d.s.under_way(Purpose.VERDICT) is not None
+
+
+def _apply(d: Draft, v: Verdict) -> None:
+    """Every member applies the one verdict."""
+    d.set(ended=v)
+    d.do(ev.Tell(None, VerdictSeen(v)))
+    alive = d.s.workers is Workers.UP and d.s.phase is Phase.RUNNING
+    if v.kind is VerdictKind.ROLLBACK and alive and d.s.stopping is None:
+        d.go(Phase.HOLDING)
+        d.do(ev.HoldWorkers(d.s.generation))
+        return
+    d.stop_workers(f"{v.kind.value}: {v.cause.value}: {v.reason}")
+
+
+def _starting(d: Draft) -> None:
+    s = d.s
+    if _member_common(d):
+        return
+    record = s.record
+    assert record is not None
+    lost_members(d, record)
+    settle_incident(d)
+    if s.rank == 0 and s.generation not in s.view.stores:
+        if s.opened != s.generation:
+            d.set(opened=s.generation)
+            d.do(ev.OpenStore(record))
+        elif s.store_address is not None and s.fresh(d.now) and d.can_send(Purpose.STORE):
+            d.send(Purpose.STORE, fence.publish_store(d.fence(), s.store_address, d.stamp()))
+    address = s.view.stores.get(s.generation)
+    if address is not None and s.workers is Workers.NONE and s.rank is not None:
+        d.set(workers=Workers.ASKED)
+        first = record.members[0]
+        if s.rank != 0:
+            d.do(ev.Connect(first.who, first.address, s.generation))
+        d.do(ev.StartWorkers(record, s.rank, address))
+    elif s.workers in (Workers.UP, Workers.DONE):
+        d.do(ev.Tell(None, Started(s.generation)))
+        d.go(Phase.RUNNING)
+        return
+    at = s.since + record.bounds.start_s
+    d.wake(at)
+    if d.now >= at and address is None:
+        first = record.members[0]
+        judge(d, incident(d, Cause.NOT_STARTED, f"{first.node} published no store within {record.bounds.start_s:g} s", nodes=(first.node,)))
+
+
+def _running(d: Draft) -> None:
+    if _member_common(d):
+        return
+    record = d.s.record
+    assert record is not None
+    lost_members(d, record)
+    settle_incident(d)
+    if d.s.workers is Workers.DONE and d.s.rank != 0:
+        first = record.members[0].who
+        up = d.s.peers.get(first, Peer()).up_since
+        if up is not None and d.s.told_done_at != up:  # once for each time that the link comes up
+            d.set(told_done_at=up)
+            d.do(ev.Tell(first, WorkersDone(d.s.generation)))
+    if d.s.rank == 0:
+        lead(d, record)
+    elif d.s.waiting_commits:
+        d.refuse_commits("only the rank-0 agent commits")
+
+
+def _holding(d: Draft) -> None:
+    s, record = d.s, d.s.view.generation
+    over = record is not None and record.number > s.generation
+    if over and record is not None and record.kind is GenerationKind.IN_PLACE and record.previous == s.generation and s.workers is Workers.UP:
+        if record.member(*s.who) is not None and s.fresh(d.now):
+            d.set(generation=record.number, token=s.view.current_mod, ended=None, held=0, peer_verdict=None, pending_incident=None)
+            d.do(ev.TakeUp(record))
+            d.go(Phase.RUNNING)
+            return
+    at = s.since + s.settings.bounds.start_s
+    d.wake(at)
+    allowed, why = may_run(d)
+    if over or s.stopping is not None or not allowed or s.held == -1 or s.workers is not Workers.UP or d.now >= at or _gave_up(d):
+        d.stop_workers(why or s.stopping or "the rollback in place was given up")
+        return
+    if s.rank == 0 and s.held == s.generation:
+        in_place_formation(d)
+
+
+def _gave_up(d: Draft) -> bool:
+    """Some member is no longer a member of this generation: it has given the rollback in place up, or is gone."""
+    s, record = d.s, d.s.record
+    if record is None:
+        return True
+    for m in record.members:
+        entry = s.view.candidates.get(m.who)
+        if entry is None or entry.candidate.state is not CandidateState.MEMBER or s.peers.get(m.who, Peer()).dead:
+            return True
+    return False
+
+
+def _stopping(d: Draft) -> None:
+    s = d.s
+    if s.workers is not Workers.NONE:
+        return
+    over = ended(s.view) or end_of(s.ended)
+    d.do(ev.Tell(None, Goodbye(s.generation) if s.stopping or over else Reaped(s.generation)), ev.CloseLinks(s.generation))
+    if over is not None:
+        return d.leave(over.status, over.text)
+    if s.stopping is not None:
+        return d.leave(ExitStatus.STOPPED if "can't be ended" not in s.stopping else ExitStatus.UNFIT_NODE, s.stopping)
+    blamed = s.ended is not None and s.settings.me.node in s.ended.nodes
+    if not s.fresh(d.now):
+        return d.rejoin()
+    d.set(stage="join" if blamed and s.ended and s.ended.cause is Cause.LOST_MEMBER else "restart", preflight=None, preflight_asked=False, generation=0, token=0)
+    d.go(Phase.CHECKING)
+
+
+def _left(d: Draft) -> None:
+    """Nothing follows any more."""
+
+
+TURNS: Mapping[Phase, Callable[[Draft], None]] = {
+    Phase.JOINING: _joining,
+    Phase.CHECKING: _checking,
+    Phase.READY: _ready,
+    Phase.STARTING: _starting,
+    Phase.RUNNING: _running,
+    Phase.HOLDING: _holding,
+    Phase.STOPPING: _stopping,
+    Phase.LEFT: _left,
+}

@@ -1,0 +1,207 @@
+"""What one agent knows of the store: an immutable snapshot of the run's keys, kept up by watch batches.
+
+Law: a view is a function of the batches applied, in order; applying one returns a new view.  A value that can't be
+read is not an error here: it is kept in `unreadable` (key -> message) and counts as absent, so that a hand-edited key
+can stop a decision but never crash an agent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_health.codec import load
+from elastic_health.errors import BadValue, DataError
+from elastic_health.generations import Budget, Candidate, CheckpointRecord, Generation, StoreAddress
+from elastic_health.rendezvous.keys import FleetKeys, RunKeys, last_segment
+from elastic_health.rendezvous.store import KeyValue, WatchBatch
+from elastic_health.verdicts import Verdict
+from elastic_health.windows import Window, normal
+
+Who = tuple[str, str]
+"""(node, incarnation)."""
+
+
+@dataclass(frozen=True)
+class Current:
+    """`runs/<run>/current`: only a number; what fences is the key's mod revision."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A candidate as the store holds it."""
+
+    candidate: Candidate
+    create_revision: int
+    mod_revision: int
+
+    @property
+    def who(self) -> Who:
+        return (self.candidate.node, self.candidate.incarnation)
+
+
+@dataclass(frozen=True)
+class Quarantined:
+    """`quarantine/nodes/<node>`; `until` in epoch seconds, 0 for no end."""
+
+    reason: str = ""
+    until: float = 0.0
+
+
+@dataclass(frozen=True)
+class View:
+    """Every key of the run that membership needs, at `revision`."""
+
+    revision: int = 0
+    candidates: Mapping[Who, Entry] = field(default_factory=dict)
+    current: int = 0
+    current_mod: int = 0
+    generations: Mapping[int, Generation] = field(default_factory=dict)
+    verdicts: Mapping[int, Verdict] = field(default_factory=dict)
+    stores: Mapping[int, StoreAddress] = field(default_factory=dict)
+    checkpoints: Mapping[str, CheckpointRecord] = field(default_factory=dict)
+    checkpoint_mods: Mapping[str, int] = field(default_factory=dict)
+    skips: Mapping[str, Window] = field(default_factory=dict)
+    budget: Budget = field(default_factory=Budget)
+    budget_mod: int = 0
+    quarantined: Mapping[str, Quarantined] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def generation(self) -> Generation | None:
+        """The current generation's record."""
+        return self.generations.get(self.current)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The current generation's verdict."""
+        return self.verdicts.get(self.current)
+
+    @property
+    def skip_windows(self) -> tuple[Window, ...]:
+        return normal(self.skips.values())
+
+    def barred(self, node: str, wall: float) -> Quarantined | None:
+        """The quarantine entry that keeps `node` out at epoch second `wall`."""
+        q = self.quarantined.get(node)
+        return q if q and (q.until == 0.0 or wall < q.until) else None
+
+
+def apply(view: View, batch: WatchBatch, keys: RunKeys, *, fleet: bool = False) -> View:
+    """The view after a batch of the run's root, or with `fleet` of the quarantine.  A snapshot replaces all of that."""
+    draft = _Draft(view, keys)
+    if batch.snapshot:
+        draft.replace(batch.kvs, fleet)
+    for event in batch.events:
+        draft.remove(event.kv.key) if event.deleted else draft.put(event.kv)
+    return draft.done(max(view.revision, batch.revision))
+
+
+class _Draft:
+    """A view being changed: copies a mapping at most once a batch."""
+
+    def __init__(self, view: View, keys: RunKeys) -> None:
+        self._view, self._keys, self._changed = view, keys, dict[str, Any]()
+        self._rooms: tuple[tuple[str, str, Callable[[KeyValue], tuple[Any, Any]]], ...] = (
+            (keys.candidates, "candidates", _entry),
+            (keys.generations, "generations", _generation),
+            (keys.verdicts, "verdicts", _verdict),
+            (f"{keys.root}stores/", "stores", _store),
+            (keys.checkpoints, "checkpoints", _checkpoint),
+            (keys.skips, "skips", _skip),
+            (f"{FleetKeys(keys.prefix).quarantine}nodes/", "quarantined", _quarantined),
+        )
+
+    def _map(self, name: str) -> dict[Any, Any]:
+        if name not in self._changed:
+            self._changed[name] = dict(getattr(self._view, name))
+        return self._changed[name]  # type: ignore[no-any-return]
+
+    def put(self, kv: KeyValue) -> None:
+        self._map("unreadable").pop(kv.key, None) if kv.key in self._view.unreadable else None
+        try:
+            self._put(kv)
+        except (BadValue, DataError, ValueError) as e:
+            self.remove(kv.key)
+            self._map("unreadable")[kv.key] = str(e)
+
+    def _put(self, kv: KeyValue) -> None:
+        if kv.key == self._keys.current:
+            self._changed["current"] = load(Current, kv.value, kv.key).generation
+            self._changed["current_mod"] = kv.mod_revision
+        elif kv.key == self._keys.budget:
+            self._changed["budget"], self._changed["budget_mod"] = load(Budget, kv.value, kv.key), kv.mod_revision
+        else:
+            for prefix, name, read in self._rooms:
+                if kv.key.startswith(prefix):
+                    at, value = read(kv)
+                    self._map(name)[at] = value
+                    if name == "checkpoints":
+                        self._map("checkpoint_mods")[at] = kv.mod_revision
+
+    def remove(self, key: str) -> None:
+        if key == self._keys.current:
+            self._changed["current"], self._changed["current_mod"] = 0, 0
+        elif key == self._keys.budget:
+            self._changed["budget"], self._changed["budget_mod"] = Budget(), 0
+        for prefix, name, _ in self._rooms:
+            if key.startswith(prefix):
+                self._map(name).pop(_at(name, key), None)
+                if name == "checkpoints":
+                    self._map("checkpoint_mods").pop(_at(name, key), None)
+
+    def replace(self, kvs: Iterable[KeyValue], fleet: bool) -> None:
+        for _, name, _ in self._rooms:
+            if (name == "quarantined") == fleet:
+                self._changed[name] = {}
+        if not fleet:
+            self._changed.update(current=0, current_mod=0, budget=Budget(), budget_mod=0, checkpoint_mods={})
+        for kv in kvs:
+            self.put(kv)
+
+    def done(self, revision: int) -> View:
+        return dataclasses.replace(self._view, revision=revision, **self._changed)
+
+
+def _at(room: str, key: str) -> Any:
+    """The key within its room's mapping; a segment that no writer of ours makes maps to itself."""
+    segment = last_segment(key)
+    if room in ("generations", "verdicts", "stores"):
+        return int(segment) if segment.isdigit() else segment
+    if room == "candidates":
+        node, _, incarnation = segment.rpartition(".")
+        return (node, incarnation)
+    return segment
+
+
+def _entry(kv: KeyValue) -> tuple[Who, Entry]:
+    c = load(Candidate, kv.value, kv.key)
+    return _at("candidates", kv.key), Entry(c, kv.create_revision, kv.mod_revision)
+
+
+def _generation(kv: KeyValue) -> tuple[int, Generation]:
+    return int(last_segment(kv.key)), load(Generation, kv.value, kv.key)
+
+
+def _verdict(kv: KeyValue) -> tuple[int, Verdict]:
+    return int(last_segment(kv.key)), load(Verdict, kv.value, kv.key)
+
+
+def _store(kv: KeyValue) -> tuple[int, StoreAddress]:
+    return int(last_segment(kv.key)), load(StoreAddress, kv.value, kv.key)
+
+
+def _checkpoint(kv: KeyValue) -> tuple[str, CheckpointRecord]:
+    return last_segment(kv.key), load(CheckpointRecord, kv.value, kv.key)
+
+
+def _skip(kv: KeyValue) -> tuple[str, Window]:
+    return last_segment(kv.key), load(Window, kv.value, kv.key)
+
+
+def _quarantined(kv: KeyValue) -> tuple[str, Quarantined]:
+    return last_segment(kv.key), load(Quarantined, kv.value, kv.key)
