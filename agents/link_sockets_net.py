@@ -1,0 +1,102 @@
+"""Sockets of agent links: how they are opened and set up, what an error number means for a link.
+
+Law: every socket is non-blocking, is not inherited by exec, and gives up on a dead route within the link timeout.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+import socket
+
+from elastic_health.agents.addresses_net import HostPort, SockAddr, resolve
+from elastic_health.agents.link_types import DownReason, LinkTiming
+from elastic_health.errors import LinkError
+
+BACKLOG = 4096
+_UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM}
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket on `host`, or on all interfaces when `host` is no address of this machine (NAT, a service name).
+
+    Raises:
+        LinkError: the name does not resolve or the port is taken.
+    """
+    resolved = resolve(HostPort(host, port))
+    if not resolved.addresses:
+        raise LinkError("a local address to listen on", f"{host}: {resolved.error}", "correct --local-addr")
+    try:
+        for family, address in resolved.addresses:
+            try:
+                return _listen_at(family, address)
+            except OSError as e:
+                if e.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+        family = resolved.addresses[0][0]
+        return _listen_at(family, ("::" if family == socket.AF_INET6 else "0.0.0.0", port))
+    except OSError as e:
+        raise LinkError(f"to listen on {HostPort(host, port)}", str(e), "choose another link port or --local-addr") from e
+
+
+def _listen_at(family: int, address: SockAddr) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def start_connect(family: int, address: SockAddr, timing: LinkTiming) -> tuple[socket.socket, int]:
+    """Begin a connection.
+
+    Returns:
+        The socket and 0 or an error number; `EINPROGRESS` means that writability tells.
+    """
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    tune(sock, timing)
+    return sock, sock.connect_ex(address)
+
+
+def tune(sock: socket.socket, timing: LinkTiming) -> None:
+    """No delay for small frames; unacknowledged data and idle dead routes end within about the link timeout."""
+    beat_s = max(1, round(timing.beat_s))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, beat_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, beat_s)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(timing.timeout_s * 1000)))
+
+
+def connected_to_itself(sock: socket.socket) -> bool:
+    """A dial of a dead port of the ephemeral range on the same host can meet its own SYN: nobody listens there."""
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:
+        return False
+
+
+def reason_of(error: int) -> DownReason:
+    """What an error number of connect, recv or send says about the link."""
+    if error == errno.ECONNREFUSED:
+        return DownReason.REFUSED
+    if error == errno.ETIMEDOUT:
+        return DownReason.TIMEOUT
+    return DownReason.UNREACHABLE if error in _UNREACHABLE else DownReason.RESET
+
+
+def raise_open_files(wanted: int = 65536) -> int:
+    """Raise the soft limit of open files towards `wanted`, within the hard limit; returns the soft limit in force."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+        return target
+    return soft
