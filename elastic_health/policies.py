@@ -156,6 +156,7 @@ class RecoveryPolicy:
 
     caps: Caps = field(default_factory=Caps)
     scale_up: ScaleUp = ScaleUp.AT_CHECKPOINT
+    start_over: bool = True
     observe_only: frozenset[Automatic] = frozenset()
 
 

@@ -53,6 +53,7 @@ class Verdict:
         target: for `rollback`, the checkpoint's name (None: the beginning); `windows`: positions to skip.
         torn: name of a checkpoint found unusable: the forming transaction abandons it and its descendants.
         step: newest completed step known to the writer, -1 if none.
+        early: a worker ended within its first seconds, no step done (counts towards a cap of its own).
         backoff_s: seconds that the next formation waits after this verdict was seen.
         writer: `<node>.<incarnation>#<n>`, by which a writer knows its own verdict again after a lost answer.
     """
