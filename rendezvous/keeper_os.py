@@ -256,7 +256,7 @@ class Keeper:
 
     def _may_end(self) -> bool:
         """Take the lock for good, unless somebody is just joining."""
-        self.lock = open(os.path.join(self.folder, LOCK), "ab")  # noqa: SIM115  held until the process ends
+        self.lock = open(os.path.join(self.folder, LOCK), "ab")  # held until the process ends
         try:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
