@@ -69,20 +69,27 @@ def probe(endpoint: Endpoint, tls: TlsFiles | None, timeout_s: float) -> Probe:
         return Probe(Listener.NOBODY, str(error))
     with raw:
         try:
-            return _converse(raw, context, (tls.server_name if tls else None) or endpoint.host)
+            return _converse(raw, context, tls, endpoint.host)
         except TimeoutError:
             return Probe(Listener.SILENT, f"no byte within {timeout_s:g} s")
         except ssl.SSLCertVerificationError as error:
             return Probe(Listener.TLS_REFUSED, f"the server's certificate does not hold: {error.verify_message}")
         except ssl.SSLError as error:
-            if error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
-                return Probe(Listener.OTHER, "speaks no TLS; leave https:// and the TLS files out")
+            if isinstance(error, ssl.SSLEOFError) or error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+                return Probe(Listener.OTHER, f"closed the connection{_tls_hint(tls)}")
             return Probe(Listener.TLS_REFUSED, f"TLS ended with {error.reason or error}; a client certificate may be required")
         except OSError as error:
-            return Probe(Listener.OTHER, f"closed the connection ({error})")
+            return Probe(Listener.OTHER, f"closed the connection ({error}){_tls_hint(tls)}")
 
 
-def _converse(raw: socket.socket, context: ssl.SSLContext | None, name: str) -> Probe:
+def _tls_hint(tls: TlsFiles | None) -> str:
+    if tls is None:
+        return "; if it wants TLS, write https:// and give its CA file"
+    return "; if it speaks no TLS, leave https:// and the TLS files out"
+
+
+def _converse(raw: socket.socket, context: ssl.SSLContext | None, tls: TlsFiles | None, host: str) -> Probe:
+    name = (tls.server_name if tls else None) or host
     stream: socket.socket = raw if context is None else context.wrap_socket(raw, server_hostname=name)
     stream.sendall(_OPENING)
     first = b""
@@ -90,7 +97,7 @@ def _converse(raw: socket.socket, context: ssl.SSLContext | None, name: str) -> 
         piece = stream.recv(64)
         if not piece:
             hint = "closed the connection" if not first else f"said {first[:16]!r}"
-            return Probe(Listener.OTHER, hint + ("" if context else "; if it wants TLS, write https:// and give its CA file"))
+            return Probe(Listener.OTHER, hint + _tls_hint(tls))
         first += piece
     if first[3] == _SETTINGS_TYPE and not first.startswith(b"HTTP"):
         return Probe(Listener.HTTP2)
