@@ -21,7 +21,7 @@ ACCEPTS_A_TURN = 64
 FULL_PAUSE_S = 0.2
 WARN_AGAIN_S = 60.0
 WARNED_LIMIT = 256
-_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Warnings:

@@ -96,7 +96,7 @@ class LinkThread:
         try:
             self._turn_until_closing()
             self._leave_all()
-        except Exception:
+        except Exception:  # whatever it is, it is shown, and the links end rather than stay silently dead
             log.exception("the link thread failed; all links of this agent end")
             for wire in self._up_wires(None):
                 self._end(wire, Closing(DownReason.RESET, "this agent's link thread failed"), time.monotonic())

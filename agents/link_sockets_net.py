@@ -14,7 +14,9 @@ from elastic_health.agents.link_types import DownReason, LinkTiming
 from elastic_health.errors import LinkError
 
 BACKLOG = 4096
-_UNREACHABLE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM}
+_UNREACHABLE = frozenset(
+    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM}
+)
 
 
 def listen(host: str, port: int) -> socket.socket:

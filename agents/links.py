@@ -20,7 +20,7 @@ import hashlib
 import hmac
 import json
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -37,7 +37,7 @@ MAC_HEX = 32
 MAX_HANDSHAKE_BYTES = 4096
 _FRAME_HEAD_BYTES = 64
 
-_OPS: dict[str, type] = {cls.__name__: cls for cls in typing.get_args(LinkMessage)}
+_OPS: Mapping[str, type] = {cls.__name__: cls for cls in typing.get_args(LinkMessage)}
 
 
 class Side(Enum):
@@ -234,7 +234,7 @@ class Link:
         return hmac.digest(self._secret, said, "sha256").hex().encode()
 
 
-_STEPS: dict[tuple[Side, LinkState], Callable[[Link, bytes], tuple[bytes, LinkOutcome | None]]] = {
+_STEPS: Mapping[tuple[Side, LinkState], Callable[[Link, bytes], tuple[bytes, LinkOutcome | None]]] = {
     (Side.LISTENER, LinkState.HELLO): Link._listener_hello,
     (Side.LISTENER, LinkState.PROOF): Link._listener_proof,
     (Side.LISTENER, LinkState.OPEN): Link._frame,

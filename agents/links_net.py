@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from dataclasses import replace
+from typing import TypeVar
 
 from elastic_health.agents.addresses_net import HostPort, parse_hostport
 from elastic_health.agents.link_door_net import Door
@@ -20,6 +21,7 @@ from elastic_health.agents.links import encode
 from elastic_health.errors import LinkError
 from elastic_health.messages import LinkMessage, Progress
 
+L = TypeVar("L", bound="LinkLoop")
 _alive: weakref.WeakSet[LinkLoop] = weakref.WeakSet()
 
 
@@ -82,7 +84,7 @@ class LinkLoop(LinkThread):
         if threading.current_thread() is not self._thread:
             self._closed.wait(LINGER_S + 5.0)
 
-    def __enter__(self) -> LinkLoop:
+    def __enter__(self: L) -> L:
         return self
 
     def __exit__(self, *_: object) -> None:

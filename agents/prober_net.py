@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,7 +48,7 @@ class ProbeResult:
         return self.outcome is ProbeOutcome.REFUSED
 
 
-_OUTCOMES = {
+_OUTCOMES: Mapping[DownReason, ProbeOutcome] = {
     DownReason.REFUSED: ProbeOutcome.REFUSED,
     DownReason.TIMEOUT: ProbeOutcome.TIMEOUT,
     DownReason.UNREACHABLE: ProbeOutcome.UNREACHABLE,
