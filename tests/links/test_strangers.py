@@ -133,7 +133,8 @@ def test_without_file_descriptors_open_links_live_and_new_ones_come_later(monkey
         b.dial(a.address, 7)
         peer = heard_b.wait(Up).peer
         assert a._door is not None
-        real, refusals = a._door._sock, []
+        real = a._door._sock
+        refusals: list[int] = []
 
         class Exhausted:
             def accept(self) -> tuple[socket.socket, object]:
