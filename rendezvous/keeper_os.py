@@ -196,6 +196,7 @@ class Keeper:
             self.server.start()
         except (Failed, OSError) as failure:
             self._accept()
+            self.listener.close()  # whoever comes now starts another keeper
             for user in self.users:
                 _say(user, {"error": str(failure)})
             return
@@ -211,6 +212,7 @@ class Keeper:
                 lonely_since = time.monotonic()
             if lonely_since is not None and (self.leaving or time.monotonic() >= lonely_since + LINGER_S) and self._may_end():
                 break
+        self.listener.close()
         self.server.stop()
 
     def _turn(self, wait_s: float | None) -> None:

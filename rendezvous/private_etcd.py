@@ -121,16 +121,18 @@ class PrivateEtcd:
         place = folder if folder is not None else default_folder(os.environ)
         _own_folder(place)
         deadline = time.monotonic() + timeout_s
-        with _locked(place, deadline):
-            connection = keeper_os.connect(str(place))
-            joined = connection is not None
-            if connection is None:
-                connection = _start_keeper(place, find_etcd(etcd))
-        try:
-            hello = _read_line(connection, deadline)
-        except BaseException:
-            connection.close()
-            raise
+        while True:
+            with _locked(place, deadline):
+                connection = keeper_os.connect(str(place))
+                joined = connection is not None
+                if connection is None:
+                    connection = _start_keeper(place, find_etcd(etcd))
+            try:
+                hello = _greeting(connection, deadline)
+                break
+            except _KeeperEnded as ended:
+                if not joined or time.monotonic() > deadline:
+                    raise StoreUnavailable("a private etcd", "its keeper ended", f"see {place / keeper_os.LOG}") from ended
         if "error" in hello:
             connection.close()
             raise StoreUnavailable("a private etcd", hello["error"], f"see {place / keeper_os.LOG}")
@@ -168,20 +170,28 @@ def _start_keeper(folder: Path, binary: str) -> socket.socket:
     return connection
 
 
-def _read_line(connection: socket.socket, deadline: float) -> dict[str, Any]:
-    """The keeper's greeting, sent when etcd answers or has failed."""
+class _KeeperEnded(Exception):
+    """The keeper ended before it greeted: it was just leaving."""
+
+
+def _greeting(connection: socket.socket, deadline: float) -> dict[str, Any]:
+    """The keeper's greeting, sent when etcd answers or has failed.  The connection is closed if there is none."""
     text = b""
-    while not text.endswith(b"\n"):
-        try:
+    try:
+        while not text.endswith(b"\n"):
             connection.settimeout(max(0.01, deadline - time.monotonic()))
             piece = connection.recv(65536)
-        except OSError as error:
-            raise StoreUnavailable("a private etcd that starts in time", str(error), f"see its {keeper_os.LOG}") from error
-        if not piece:
-            raise StoreUnavailable("a private etcd", "its keeper ended", f"see its {keeper_os.LOG}")
-        text += piece
-    greeting: dict[str, Any] = json.loads(text)
-    return greeting
+            if not piece:
+                raise _KeeperEnded
+            text += piece
+        greeting: dict[str, Any] = json.loads(text)
+        return greeting
+    except TimeoutError as late:
+        connection.close()
+        raise StoreUnavailable("a private etcd that starts in time", "no word from its keeper", f"see its {keeper_os.LOG}") from late
+    except (OSError, _KeeperEnded) as error:
+        connection.close()
+        raise _KeeperEnded from error
 
 
 _KEEPERS: list[subprocess.Popen[bytes]] = []  # kept so that a keeper that ended first is reaped quietly

@@ -135,6 +135,7 @@ class EtcdWatch:
         self._channel: Channel | None = None
         self._requests: _Requests | None = None
         self._troubled = False
+        self._relogged = False
         self._pause_s = 0.0
         self._parts: list[WatchEvent] = []
         self._thread = threading.Thread(target=self._run, name=f"etcd-watch {prefix}", daemon=True)
@@ -164,7 +165,7 @@ class EtcdWatch:
                 return
             if error is not None:
                 self._tell(error)
-            self._pause_s = min(max(_PAUSE_S, 2 * self._pause_s), _PAUSE_MOST_S)
+                self._pause_s = min(max(_PAUSE_S, 2 * self._pause_s), _PAUSE_MOST_S)
 
     def _follow(self) -> StoreError | None:
         """Follow one stream to its end; the error that ended it, or None to go on at once."""
@@ -238,6 +239,9 @@ class EtcdWatch:
             self._snapshot()
             raise _Again()
         self._source.forget_token(metadata)
+        if meaning("", response.cancel_reason) is Reply.TOKEN_STALE and not self._relogged:
+            self._relogged = True  # tokens end as a matter of course; only a second refusal is trouble
+            raise _Again()
         raise StoreRefused("a running watch", f"etcd cancelled it: {response.cancel_reason or 'no reason given'}", "check user and role")
 
     def _check_not_reset(self, revision: int) -> None:
@@ -264,7 +268,7 @@ class EtcdWatch:
                 self._on_batch(WatchBatch(self._next - 1, fresh))
 
     def _up(self) -> None:
-        self._pause_s = 0.0
+        self._pause_s, self._relogged = 0.0, False
         if self._troubled:
             self._tell(None)
 
