@@ -25,6 +25,10 @@ class FindingKind(Enum):
     NO_HEARTBEAT = "no_heartbeat"
     LATE = "late"
     NOT_MEASURED = "not_measured"
+    DEVICE_ERROR = "device_error"
+    NETWORK_ERROR = "network_error"
+    TEARDOWN_HANG = "teardown_hang"
+    MISCONFIGURED = "misconfigured"
 
 
 @dataclass(frozen=True)
