@@ -129,6 +129,7 @@ class Draft:
         requests = [s.request for s in self.s.sent.values() if s.purpose is Purpose.COMMIT]
         for request in (*requests, *(c.request for c in self.s.waiting_commits)):
             self.do(ev.CommitAnswered(request, False, why))
+        self.drop(Purpose.COMMIT)
         self.set(waiting_commits=())
 
     # ---- endings

@@ -46,12 +46,14 @@ class TxnDone:
 
 @dataclass(frozen=True)
 class TxnFailed:
-    """`ambiguous`: it may have landed, or still may; else it surely didn't.  `fatal`: asking again can't help."""
+    """`ambiguous`: it may have landed, or still may; else it surely didn't.  `fatal`: asking again can't help.
+    `lease_gone`: it put under a lease that has ended."""
 
     id: int
     ambiguous: bool
     reason: str = ""
     fatal: bool = False
+    lease_gone: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from elastic_health.checkpoints.line import Choice, choose
 from elastic_health.exits import ExitStatus
 from elastic_health.generations import Budget, Generation, GenerationKind
-from elastic_health.recovery.budget import charge
+from elastic_health.recovery.budget import charge, newest_of, opened
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.forming import Chosen, Knowledge, Wait, consider, ready, turn
@@ -64,9 +62,8 @@ def _budget(d: Draft) -> Budget:
     """What the whole run has spent, with the verdict that is being carried out."""
     view, spec = d.s.view, d.s.settings.me.spec
     if view.generation is None or view.verdict is None:
-        return dataclasses.replace(view.budget, torch_max_restarts=spec.max_restarts)
-    newest = max((n for n in view.checkpoints), default=None)
-    return charge(view.budget, view.verdict, d.wall, newest)
+        return opened(spec.max_restarts)
+    return charge(view.budget, view.verdict, d.wall, newest_of(view.checkpoints))
 
 
 def _form(d: Draft, entries: tuple[Entry, ...]) -> Txn:
@@ -113,6 +110,8 @@ def in_place_formation(d: Draft) -> None:
     """The rank-0 agent of a held group: same members and processes, new number, plan and fence."""
     s, last = d.s, d.s.view.generation
     if last is None or last.number != s.generation or not s.fresh(d.now) or not d.can_send(Purpose.FORM):
+        return
+    if s.view.verdict is None:  # told by a peer, and not yet read here: what it names is read with it
         return
     choice, budget = _choice(d), _budget(d)
     if choice.needs_leave_to_start_over:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
+from elastic_health.checkpoints.line import ancestors, committed
 from elastic_health.exits import ExitStatus
 from elastic_health.ids import ulid
 from elastic_health.incidents import Incident, Record
+from elastic_health.recovery.budget import newest_of
 from elastic_health.recovery.decide import Action, ActionKind, MembershipFacts, decide
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
@@ -40,9 +43,10 @@ def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
     """Send the verdict on `what` (create-only); False if it can't be sent now, or nothing is to be done."""
     if not d.s.fresh(d.now) or not d.can_send(Purpose.VERDICT):
         return False
+    what = _with_live_target(d.s, what)
     action, reason = decide(what, (), d.s.view.budget, _facts(d.s), d.s.settings.policies.recovery, d.wall)
     record = _record(d, what, action, reason.text())
-    if action.kind is ActionKind.NOTHING:
+    if action.kind is ActionKind.NOTHING or not action.done:
         d.say("not_acted", f"{what.cause.value}: {reason.text()}", warn=True)
         return False
     verdict = _verdict(d, what, action, reason.text())
@@ -52,11 +56,25 @@ def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
     return True
 
 
+def _with_live_target(s: State, what: Incident) -> Incident:
+    """A rollback's target as it stands now: when it is not committed any more, the next older one (rule 3)."""
+    if what.target is None:
+        return what
+    line = committed(s.view.checkpoints, ancestors(s.view.checkpoints, what.target))
+    return dataclasses.replace(what, target=next(iter(line), None))
+
+
 def _facts(s: State) -> MembershipFacts:
     ready = tuple(e.candidate.node for e in s.view.candidates.values())
     record = s.view.generation
-    members = tuple(m.node for m in record.members) if record else ()
-    return MembershipFacts(s.settings.me.spec.min_nodes, s.settings.me.spec.max_nodes, ready, members)
+    return MembershipFacts(
+        s.settings.me.spec.min_nodes,
+        s.settings.me.spec.max_nodes,
+        ready,
+        tuple(m.node for m in record.members) if record else (),
+        newest_of(s.view.checkpoints),
+        record.plan.step if record and record.plan.checkpoint else -1,
+    )
 
 
 def _verdict(d: Draft, what: Incident, action: Action, reason: str) -> Verdict:
@@ -71,9 +89,10 @@ def _verdict(d: Draft, what: Incident, action: Action, reason: str) -> Verdict:
         nodes=what.nodes,
         incident=what.id,
         exit_status=int(action.exit_status or ExitStatus.OK),
-        target=what.target,
-        windows=what.windows,
-        torn=what.torn,
+        target=action.target,
+        windows=action.windows,
+        torn=action.set_aside,
+        early=action.early,
         step=what.step,
         backoff_s=action.backoff_s,
         writer=f"{node}.{incarnation}#{d.s.next_id}",
@@ -97,6 +116,6 @@ def _record(d: Draft, what: Incident, action: Action, reason: str) -> Record:
         decision=reason,
         who=".".join(d.s.who),
         at=d.wall,
-        done=action.kind is not ActionKind.NOTHING,
+        done=action.done and action.kind is not ActionKind.NOTHING,
         incident=what.id,
     )

@@ -34,7 +34,8 @@ def _commit(d: Draft, record: Generation) -> None:
     if not s.waiting_commits or not d.leads() or not d.can_send(Purpose.COMMIT):
         return
     asked, *rest = s.waiting_commits
-    parent = top(s.view.checkpoints, s.generation, record.plan.checkpoint)
+    # The view may lag behind the last answer.
+    parent = s.last_commit or top(s.view.checkpoints, s.generation, record.plan.checkpoint)
     full = dataclasses.replace(asked, record=dataclasses.replace(asked.record, generation=s.generation, parent=parent))
     d.set(waiting_commits=tuple(rest))
     d.send(Purpose.COMMIT, fence.commit(d.fence(), full.record, d.stamp()), request=asked.request, commit=full)

@@ -249,4 +249,4 @@ def _answer(id: int, answer: TxnResult | StoreError) -> ev.Event:
     if isinstance(answer, TxnResult):
         return ev.TxnDone(id, answer)
     fatal = isinstance(answer, StoreRefused | StoreFull | RequestTooLarge)
-    return ev.TxnFailed(id, isinstance(answer, StoreAmbiguous), str(answer), fatal)
+    return ev.TxnFailed(id, isinstance(answer, StoreAmbiguous), str(answer), fatal, isinstance(answer, LeaseGone))

@@ -13,6 +13,7 @@ from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.state import Peer
+from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause
 
 _PROBE_EVERY_S = 1.0
@@ -72,6 +73,13 @@ def probe_missing(d: Draft) -> None:
 
 
 def proven(d: Draft, m: Member, generation: int) -> bool:
-    """Dead by a refused connection, or told over its link that its workers are reaped."""
+    """Dead by a refused connection; or told over its link that its workers are reaped; or the same agent is back under a
+    later incarnation, which it takes only after that."""
     peer = d.s.peers.get(m.who, Peer())
-    return peer.dead or peer.reaped >= generation
+    return peer.dead or peer.reaped >= generation or any(_later_self(m, who) for who in d.s.view.candidates)
+
+
+def _later_self(m: Member, who: Who) -> bool:
+    name, _, n = m.incarnation.rpartition("-")
+    other, _, k = who[1].rpartition("-")
+    return who[0] == m.node and other == name and n.isdigit() and k.isdigit() and int(k) > int(n)

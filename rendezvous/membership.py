@@ -102,7 +102,9 @@ def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
     sent = d.s.sent.get(e.id)
     if sent is None:
         return
-    if not e.fatal and d.s.store_lost_since is None:
+    if e.lease_gone:
+        d.set(lease_gone=True, store_lost_since=None)
+    elif not e.fatal and d.s.store_lost_since is None:
         d.set(store_lost_since=d.now)
     pause = RESEND_S[min(sent.tries, len(RESEND_S)) - 1]
     if e.ambiguous and sent.purpose in RESENT:
@@ -191,6 +193,10 @@ def _probed(d: Draft, e: ev.Probed) -> None:
 
 
 def _commit_asked(d: Draft, e: ev.CommitAsked) -> None:
+    """Only from workers of the generation that runs: what an ended one still asks must not wait for the next."""
+    if d.s.phase is not Phase.RUNNING or e.record.generation != d.s.generation:
+        d.do(ev.CommitAnswered(e.request, False, f"generation {e.record.generation} has ended"))
+        return
     d.set(waiting_commits=(*d.s.waiting_commits, e))
 
 

@@ -199,6 +199,7 @@ class State:
     stop_reason: str = ""
     ended: Verdict | None = None
     was_member: bool = False
+    last_started: int = 0
     sent: Mapping[int, Sent] = field(default_factory=dict)
     next_id: int = 1
     quiet_until: Mapping[Purpose, float] = field(default_factory=dict)
@@ -219,6 +220,7 @@ class State:
     scale_wanted_since: float | None = None
     commits: int = 0
     retain_due: bool = False
+    last_commit: str | None = None
     stopping: str | None = None
     wake_at: float = 0.0
     left: tuple[int, str] | None = None

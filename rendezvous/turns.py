@@ -137,9 +137,9 @@ def _ready(d: Draft) -> None:
         if mine is None:
             lost_members(d, record)
             d.say("spare", f"generation {record.number} is running without this node; waiting as a spare")
-        elif record.kind is GenerationKind.IN_PLACE:
-            # No workers here any more: the in-place generation can't go on.
-            judge(d, incident(d, Cause.LOST_MEMBER, "a member of an in-place generation has no workers", nodes=(s.settings.me.node,)))
+        elif record.kind is GenerationKind.IN_PLACE or record.number == s.last_started:
+            # The workers that it was formed with are gone here: never start others in their place.
+            judge(d, incident(d, Cause.LOST_MEMBER, "a member has no workers any more", nodes=(s.settings.me.node,)))
         elif d.can_send(Purpose.MEMBER):
             d.set(generation=record.number, token=s.view.current_mod)
             candidate = d.candidate(CandidateState.MEMBER, record.number)
@@ -201,6 +201,7 @@ def _apply(d: Draft, v: Verdict) -> None:
     d.do(ev.Tell(None, VerdictSeen(v)))
     alive = d.s.workers is Workers.UP and d.s.phase is Phase.RUNNING
     if v.kind is VerdictKind.ROLLBACK and alive and d.s.stopping is None:
+        d.refuse_commits("the generation rolls back")
         d.go(Phase.HOLDING)
         d.do(ev.HoldWorkers(d.s.generation))
         return
@@ -263,7 +264,7 @@ def _holding(d: Draft) -> None:
     over = record is not None and record.number > s.generation
     if over and record is not None and record.kind is GenerationKind.IN_PLACE and record.previous == s.generation and s.workers is Workers.UP:
         if record.member(*s.who) is not None and s.fresh(d.now):
-            d.set(generation=record.number, token=s.view.current_mod, ended=None, held=0, peer_verdict=None, pending_incident=None)
+            d.set(generation=record.number, token=s.view.current_mod, ended=None, held=0, peer_verdict=None, pending_incident=None, last_commit=None)
             d.do(ev.TakeUp(record))
             d.go(Phase.RUNNING)
             return
