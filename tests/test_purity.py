@@ -49,6 +49,7 @@ PLANTED = {
     "a clock": ("import time", "imports time"),
     "a clock inside a function": ("def f():\n    from time import monotonic", "imports time"),
     "os": ("import os.path", "imports os.path"),
+    "paths that touch the disk": ("from pathlib import PurePath, Path", "imports pathlib"),
     "torch": ("from torch import nn", "imports torch"),
     "an impure file of ours": ("from elastic_health.cut.knife_os import cut", "imports elastic_health.cut.knife_os"),
     "an impure file by its package": ("from elastic_health.cut import knife_os", "imports elastic_health.cut.knife_os"),
@@ -96,6 +97,7 @@ def test_a_planted_violation_is_found_anywhere(name: str) -> None:
     "source",
     [
         "from elastic_health.cut import plan",
+        "from pathlib import PurePosixPath",
         "from elastic_health.cut.plan import Plan",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch",
         "from collections.abc import Mapping\nTABLE: Mapping[str, int] = {'a': 1}",
