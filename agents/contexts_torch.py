@@ -39,13 +39,11 @@ class WorkerHandler(SubprocessHandler):
         warm = self._take(self._rank, env, *self._paths) if self._take else None
         if warm:
             process, tap = warm
-            if self.tap:
+            if self.tap:  # else its stderr goes to the user's file, once it has read its orders
                 if self.tap.muted:
                     tap.mute()
                 self.tap.close()
                 self.tap = tap
-            else:  # its stderr goes to the user's file; what it wrote while it waited has been forwarded
-                tap.close()
             return process
         stderr = self.tap.write_fd if self.tap else self._stderr
         process = Popen(args, env=env, stdout=self._stdout, stderr=stderr, start_new_session=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 from collections.abc import Collection
@@ -19,6 +20,7 @@ from elastic_health.agents import tree_os
 from elastic_health.errors import HealthError
 
 PROGRAM = Path(__file__).resolve().with_name("guardian_main_os.py")
+DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class Guardian:
@@ -43,6 +45,8 @@ class Guardian:
         read, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         env = {name: value for name, value in os.environ.items() if name != variables.WORKER_TOKEN}
+        # It inherits the blocked signals: one sent to everything of the job before it runs must not end it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, DEAF_TO)
         try:
             self._process = subprocess.Popen(
                 (sys.executable, "-I", "-S", str(PROGRAM), str(os.getpid())),
@@ -53,6 +57,7 @@ class Guardian:
                 start_new_session=True,
             )
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(read)
         with contextlib.suppress(OSError):
             self._pidfd = os.pidfd_open(self._process.pid)

@@ -61,7 +61,10 @@ class Go:
 
 @dataclass
 class WarmProcess:
-    """One waiting process, or one handed over.  `token` is the one that it was started with."""
+    """One waiting process, or one handed over.  `token` is the one that it was started with.
+
+    Socket and tap of one handed over stay open until its end: it may still be importing, and would fail at a closed one.
+    """
 
     process: subprocess.Popen[bytes]
     tap: StderrTap
@@ -70,6 +73,11 @@ class WarmProcess:
     socket: socket.socket
     born: float
     ready: bool = False
+
+    def close(self) -> None:
+        """Once it has ended."""
+        self.socket.close()
+        self.tap.close()
 
 
 def early_differences(had: Mapping[str, str], wanted: Mapping[str, str]) -> tuple[str, ...]:
@@ -139,7 +147,6 @@ class WarmPool:
         if self.last_reason:
             _end(warm)
             return None
-        warm.socket.close()
         return warm
 
     def close(self) -> None:
@@ -167,7 +174,7 @@ class WarmPool:
         finally:
             theirs.close()
         tap.handed_over()
-        ours.settimeout(SEND_S)
+        ours.setblocking(False)
         return WarmProcess(process, tap, token, env, ours, time.monotonic())
 
     def _usable(self, rank: int) -> bool:
@@ -190,12 +197,13 @@ class WarmPool:
 
     def _is_ready(self, warm: WarmProcess) -> bool:
         if not warm.ready:
-            with contextlib.suppress(BlockingIOError, OSError):
-                warm.ready = bool(warm.socket.recv(64, socket.MSG_DONTWAIT))
+            with contextlib.suppress(OSError):
+                warm.ready = bool(warm.socket.recv(64))
         return warm.ready
 
     def _send(self, warm: WarmProcess, go: Go) -> str:
         # One that is still importing is ahead of a fresh process: the line waits for it in the socket.
+        warm.socket.settimeout(SEND_S)
         try:
             warm.socket.sendall(go.line())
         except OSError as error:
@@ -210,10 +218,9 @@ class WarmPool:
 
 def _end(warm: WarmProcess) -> None:
     """Kill it with all that it may have started; it has done nothing that needs a farewell."""
-    warm.socket.close()
     tree_os.kill_all(tree_os.members({warm.token}, (tree_os.root(warm.process.pid),)))
     with contextlib.suppress(subprocess.TimeoutExpired):
         warm.process.wait(5.0)
     if warm.process.returncode is None:
         warm.process.send_signal(signal.SIGKILL)
-    warm.tap.close()
+    warm.close()

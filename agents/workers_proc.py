@@ -36,7 +36,7 @@ from elastic_health.agents.exits_proc import ExitWatch
 from elastic_health.agents.stderr_proc import StderrTap, file_tail
 from elastic_health.agents.teardown import TeardownPlan
 from elastic_health.agents.teardown_proc import teardown
-from elastic_health.agents.warm_proc import Go, WarmPool
+from elastic_health.agents.warm_proc import Go, WarmPool, WarmProcess
 from elastic_health.liveness.facts import ExitFacts
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,8 @@ class WorkerGroupProcesses:
     def __init__(self, context: PContext, node: str, token: str, on_exit: Callable[[ExitFacts], None] | None) -> None:
         self.context = context
         self.node = node
-        self._tokens = {token}
+        self._token = token
+        self._taken: list[WarmProcess] = []
         self._on_exit = on_exit
         self._ends = _Ends()
         self._changed = threading.Condition()
@@ -104,7 +105,7 @@ class WorkerGroupProcesses:
 
     def tokens(self) -> frozenset[str]:
         """Every token that a process of these trees may carry: the generation's, and those of warm processes taken over."""
-        return frozenset(self._tokens)
+        return frozenset({self._token} - {""} | {warm.token for warm in self._taken})
 
     def alive(self) -> frozenset[int]:
         """Local ranks whose end has not been told yet."""
@@ -159,6 +160,8 @@ class WorkerGroupProcesses:
             self._watch.close()
         for tap in self._taps.values():
             tap.close(flush_s)
+        for warm in self._taken:
+            warm.close()
 
     # ---- starting
 
@@ -332,7 +335,7 @@ def _taker(group: WorkerGroupProcesses, commands: Mapping[int, Command], warm: W
         taken = warm.take(rank, Go(env=env, argv=command.script, cwd=os.getcwd(), stdout=stdout or None, stderr=stderr or None))
         if taken is None:
             return None
-        group._tokens.add(taken.token)
+        group._taken.append(taken)
         return taken.process, taken.tap
 
     return take
