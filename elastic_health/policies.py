@@ -143,10 +143,14 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True)
 class PagePolicy:
-    """How a person is called, once a run: a command (the message on stdin) or a URL that gets it as JSON; "" for none."""
+    """How a person is called, once a run: a command (the message on stdin), a URL that gets it as JSON, or both.
+
+    `webhook_env`: an environment variable that holds the URL, for one that is itself a secret.
+    """
 
     command: tuple[str, ...] = ()
     webhook: str = ""
+    webhook_env: str = ""
     timeout_s: float = 10.0
 
 

@@ -1,1 +1,1 @@
-"""The one YAML file: its model, its loading, its mistakes."""
+"""The one YAML file: its form (`model`), reading with line numbers (`nodes`), all mistakes at once (`validate`)."""

@@ -8,6 +8,7 @@ Laws:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -123,7 +124,7 @@ class Reason:
         return self.meaning + again
 
 
-_CAP_TEXT = {
+_CAP_TEXT: Mapping[Cap, str] = {
     Cap.FORBIDDEN: "restarts are forbidden (restarts.total: 0)",
     Cap.MAX_RESTARTS: "cap reached: {spent} of --max-restarts={limit} restarts of the whole run are spent",
     Cap.TOTAL: "cap reached: {spent} of restarts.total={limit} restarts of the whole run are spent",
@@ -136,7 +137,7 @@ _CAP_TEXT = {
     Cap.MISMATCHES: "ranks called different collectives again after {spent} restart(s) (restarts.mismatches={limit}): correct the program",
     Cap.ROLLBACKS_PER_DAY: "cap reached: {spent} rollbacks within the last day, restarts.rollbacks_per_day={limit}",
 }
-_WHY_TEXT = {
+_WHY_TEXT: Mapping[Why, str] = {
     Why.SPIKE_REPEATED: "the same spike came again after a rollback had skipped the data: an optimisation problem, not the data's",
     Why.OBSERVE_ONLY: "decided and recorded, not done: observe_only names this action",
     Why.SCALE_UP_OFF: "membership.scale_up is off",
@@ -155,7 +156,7 @@ class Row:
     page: bool = False
 
 
-TABLE: dict[Cause, Row] = {
+TABLE: Mapping[Cause, Row] = {
     Cause.WORKER_EXIT: Row(ActionKind.RESTART, "a worker ended with an error: the whole group restarts"),
     Cause.WORKER_KILLED: Row(ActionKind.RESTART, "a worker was killed by a signal: the whole group restarts"),
     Cause.OUT_OF_MEMORY: Row(ActionKind.RESTART, "a worker ran out of memory: the whole group restarts"),
