@@ -3,7 +3,8 @@ closing them kills whole trees by our teardown.
 
 Everything else (log folders, redirects, tees, filters, error files, NUMA binding, signal handlers) is torch's own code,
 reached through the classes' documented-by-use seams: `SubprocessHandler._popen`, `SubprocessContext._start` and
-`_close`, `MultiprocessContext.entrypoint` and `_close`.  A test holds these seams against the installed torch.
+`_close`, `MultiprocessContext.entrypoint` and `_close`.  The tests of workers start real ones through
+each of these, so another torch that moves one fails them.
 """
 
 from __future__ import annotations

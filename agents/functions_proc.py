@@ -1,12 +1,14 @@
 """The wrapper that a *function* starts through in its worker process (`elastic_launch(config, function)`).
 
-It does there what the bootstrap module does for a script: a session of its own, stderr on the agent's tap, watchdog and
-worker server.  It must stay picklable, and it runs after torch has set the worker's environment.
+It does there what `Popen` and the bootstrap do for a script: a session of its own, death with the agent, stderr on the
+agent's tap.  It must stay picklable, and it runs after torch has set the worker's environment.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +30,7 @@ class FunctionWorker:
 
     def __call__(self, *args: Any) -> Any:
         own_session()
+        die_with_agent()
         path = os.environ.pop(variables.STDERR_TAP, "")
         if path:
             onto_tap(path)
@@ -40,6 +43,12 @@ def own_session() -> None:
         if os.getpgid(0) == os.getpid():
             return  # a group leader can't leave; its group is signalled anyway
         os.setsid()
+
+
+def die_with_agent() -> None:
+    """SIGKILL when the agent's starting thread has ended; torch asks for SIGINT, which native code can put off."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, int(signal.SIGKILL))
 
 
 def onto_tap(path: str) -> None:

@@ -241,6 +241,21 @@ def test_a_function_is_a_session_of_its_own_too(tmp_path: Path) -> None:
         assert pid == session == group.pids()[0]
 
 
+def get_death_signal() -> int:
+    import ctypes
+
+    value = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(value))
+    return value.value
+
+
+def test_a_function_dies_with_the_agent_even_in_native_code(tmp_path: Path) -> None:
+    with group_of(spec_of(None, logs_in(tmp_path), 1, (), get_death_signal, start_method="fork")) as group:
+        assert group.wait_exited(60)
+        result = group.result()
+        assert result is not None and result.return_values == {0: signal.SIGKILL}
+
+
 # ---- the command
 
 
