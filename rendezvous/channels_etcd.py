@@ -47,12 +47,27 @@ def _read(path: str | None) -> bytes | None:
         raise ConfigError("a readable PEM file", str(error), "check the path") from error
 
 
+class CallFailed(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
+    """A call that failed on this side, in the form of gRPC's own errors."""
+
+    def __init__(self, details: str) -> None:
+        super().__init__(details)
+        self._details = details
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return self._details
+
+
 class Channel:
     """A channel to one endpoint, with a callable for each method.  `proven`: it answered since its last failure."""
 
     def __init__(self, endpoint: Endpoint, tls: TlsFiles | None) -> None:
         self.endpoint = endpoint
         self.proven = False
+        self._closed = False
         options = list(_OPTIONS)
         if tls is None:
             self._channel = grpc.insecure_channel(endpoint.address, options)
@@ -73,15 +88,24 @@ class Channel:
         Raises:
             grpc.RpcError: as gRPC has it.
         """
-        response = self._calls[method](request, timeout=timeout_s, metadata=metadata)
+        response = self._invoke(method, request, timeout_s, metadata)
         self.proven = True
         return response
 
     def stream(self, method: str, requests: Iterator[Any], timeout_s: float | None, metadata: Metadata) -> Any:
         """Open a stream; iterate over the result for responses, `cancel()` it to end."""
-        return self._calls[method](requests, timeout=timeout_s, metadata=metadata)
+        return self._invoke(method, requests, timeout_s, metadata)
+
+    def _invoke(self, method: str, request: Any, timeout_s: float | None, metadata: Metadata) -> Any:
+        try:
+            return self._calls[method](request, timeout=timeout_s, metadata=metadata)
+        except ValueError as error:
+            if not self._closed:
+                raise
+            raise CallFailed("cannot invoke rpc on closed channel") from error  # gRPC says so by a ValueError
 
     def close(self) -> None:
+        self._closed = True
         self._channel.close()
 
 

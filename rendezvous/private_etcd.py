@@ -105,6 +105,7 @@ class PrivateEtcd:
     etcd_pid: int
     keeper_pid: int
     _connection: socket.socket
+    _keeper: subprocess.Popen[bytes] | None = None  # to be reaped by who started it
 
     @classmethod
     def start(cls, folder: Path | None = None, *, etcd: str | None = None, timeout_s: float = _START_TIMEOUT_S) -> PrivateEtcd:
@@ -124,9 +125,9 @@ class PrivateEtcd:
         while True:
             with _locked(place, deadline):
                 connection = keeper_os.connect(str(place))
-                joined = connection is not None
+                joined, keeper = connection is not None, None
                 if connection is None:
-                    connection = _start_keeper(place, find_etcd(etcd))
+                    connection, keeper = _start_keeper(place, find_etcd(etcd))
             try:
                 hello = _greeting(connection, deadline)
                 break
@@ -136,21 +137,24 @@ class PrivateEtcd:
         if "error" in hello:
             connection.close()
             raise StoreUnavailable("a private etcd", hello["error"], f"see {place / keeper_os.LOG}")
-        return cls(hello["endpoint"], place, joined, tuple(hello["notes"]), hello["etcd_pid"], hello["keeper_pid"], connection)
+        return cls(hello["endpoint"], place, joined, tuple(hello["notes"]), hello["etcd_pid"], hello["keeper_pid"], connection, keeper)
 
     def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> bool:
         """Let go.  The last user's call returns when the server has ended; True if it has.  May be called twice."""
         try:
             self._connection.settimeout(timeout_s)
             self._connection.sendall(b"bye\n")
-            return self._connection.recv(64) == b""  # a line comes instead when others still use it
-        except OSError:
+            ended = self._connection.recv(64) == b""  # a line comes instead when others still use it
+            if ended and self._keeper is not None:
+                self._keeper.wait(timeout_s)
+            return ended
+        except (OSError, subprocess.TimeoutExpired):
             return False
         finally:
             self._connection.close()
 
 
-def _start_keeper(folder: Path, binary: str) -> socket.socket:
+def _start_keeper(folder: Path, binary: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Start the keeper in a session of its own, and connect to it before it can see that it has no user."""
     listener = keeper_os.listen(str(folder))
     with listener:
@@ -164,10 +168,9 @@ def _start_keeper(folder: Path, binary: str) -> socket.socket:
             stderr=subprocess.DEVNULL,
         )
         connection = keeper_os.connect(str(folder))
-    _KEEPERS.append(keeper)
     if connection is None:
         raise StoreUnavailable("the private etcd's keeper", "no connection to its socket", f"see {folder / keeper_os.LOG}")
-    return connection
+    return connection, keeper
 
 
 class _KeeperEnded(Exception):
@@ -193,5 +196,3 @@ def _greeting(connection: socket.socket, deadline: float) -> dict[str, Any]:
         connection.close()
         raise _KeeperEnded from error
 
-
-_KEEPERS: list[subprocess.Popen[bytes]] = []  # kept so that a keeper that ended first is reaped quietly

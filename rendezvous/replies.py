@@ -6,6 +6,7 @@ The texts are those of etcd's public error table (3.4 to 3.6) and of gRPC's own 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 
 from elastic_health.rendezvous.store import LeaseGone, NotEtcd, RequestTooLarge, StoreError, StoreFull, StoreRefused
@@ -54,7 +55,7 @@ _TEXTS: tuple[tuple[str, Reply], ...] = (
     ("empty address list", Reply.NOT_APPLIED),
     ("cannot invoke rpc on closed channel", Reply.NOT_APPLIED),
 )
-_CODES: dict[str, Reply] = {
+_CODES: Mapping[str, Reply] = {
     "UNIMPLEMENTED": Reply.NOT_ETCD,
     "UNAUTHENTICATED": Reply.TOKEN_STALE,
     "PERMISSION_DENIED": Reply.REFUSED,

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import grpc
 
 from elastic_health.errors import ConfigError
-from elastic_health.rendezvous.channels_etcd import Channel, Channels, Metadata
+from elastic_health.rendezvous.channels_etcd import CallFailed, Channel, Channels, Metadata
 from elastic_health.rendezvous.endpoints import TlsFiles, parse_endpoints
 from elastic_health.rendezvous.probe_net import find_member
 from elastic_health.rendezvous.replies import Reply, meaning, refusal
@@ -75,12 +75,12 @@ class EtcdSession:
 
     def __init__(self, channels: Channels, token: Token, timeout_s: float, pace: WatchPace) -> None:
         self._channels, self._token, self._timeout_s, self._pace = channels, token, timeout_s, pace
+        self._closed = False
         self._begin()
         _SESSIONS.add(self)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
-        self._closed = False
         self._watches: weakref.WeakSet[EtcdWatch] = weakref.WeakSet()
         # renewals have a thread of their own: they must not queue behind slow transactions
         self._txn_pool = ThreadPoolExecutor(_TXN_THREADS, thread_name_prefix="etcd-txn")
@@ -253,7 +253,7 @@ class EtcdSession:
                 channel.proven = True
                 call.cancel()
                 return response
-            raise StreamEnded(call)
+            raise CallFailed("the stream ended without an answer")
 
         response = self._ask(send, write=False, timeout_s=timeout_s)
         if response.TTL <= 0:
@@ -331,16 +331,6 @@ class EtcdSession:
         self._channels.reset()
         self._token.reset()
         self._begin()
-
-
-class StreamEnded(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
-    """A stream that the server ended properly, though an answer was due."""
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> str:
-        return "the stream ended without an answer"
 
 
 def _closed_error() -> StoreError:

@@ -7,6 +7,7 @@ The classes are made at import from the table below; neither `protoc` nor genera
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -27,7 +28,7 @@ from elastic_health.rendezvous.store import (
 
 # One line a field: `name:type=number`; `*` repeated, `|` member of the message's one oneof.  Enums travel as int32
 # (the same bytes), so none is declared.
-_SCHEMA: dict[str, str] = {
+_SCHEMA: Mapping[str, str] = {
     "Header": "cluster_id:uint64=1 member_id:uint64=2 revision:int64=3 raft_term:uint64=4",
     "KeyValue": "key:bytes=1 create_revision:int64=2 mod_revision:int64=3 version:int64=4 value:bytes=5 lease:int64=6",
     "Event": "type:int32=1 kv:KeyValue=2",
@@ -64,7 +65,7 @@ _SCHEMA: dict[str, str] = {
 }
 _PACKAGE = "elastic_health.etcd"
 _F = descriptor_pb2.FieldDescriptorProto
-_SCALARS = {
+_SCALARS: Mapping[str, int] = {
     "int64": _F.TYPE_INT64,
     "uint64": _F.TYPE_UINT64,
     "int32": _F.TYPE_INT32,
@@ -101,9 +102,9 @@ def _message_classes() -> dict[str, Any]:
     return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _SCHEMA}
 
 
-MESSAGES: dict[str, Any] = _message_classes()
+MESSAGES: Mapping[str, Any] = _message_classes()
 
-_SERVICES = {
+_SERVICES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "KV": {"Range": ("RangeRequest", "RangeResponse"), "Txn": ("TxnRequest", "TxnResponse")},
     "Lease": {
         "LeaseGrant": ("LeaseGrantRequest", "LeaseGrantResponse"),
@@ -116,13 +117,13 @@ _SERVICES = {
 }
 STREAMS = frozenset({"LeaseKeepAlive", "Watch"})
 # method name -> (path, request class, response class)
-METHODS: dict[str, tuple[str, Any, Any]] = {
+METHODS: Mapping[str, tuple[str, Any, Any]] = {
     method: (f"/etcdserverpb.{service}/{method}", MESSAGES[request], MESSAGES[response])
     for service, methods in _SERVICES.items()
     for method, (request, response) in methods.items()
 }
 
-_TARGETS = {
+_TARGETS: Mapping[Target, tuple[int, str]] = {
     Target.VERSION: (0, "version"),
     Target.CREATE: (1, "create_revision"),
     Target.MOD: (2, "mod_revision"),

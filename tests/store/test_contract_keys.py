@@ -83,8 +83,9 @@ def test_each_kind_of_comparison(place: Place, prefix: str) -> None:
     put(store, key, b"v")
     kv = store.get(key)
     assert kv is not None
-    good = {Target.MOD: kv.mod_revision, Target.CREATE: kv.create_revision, Target.VERSION: 1, Target.VALUE: b"v"}
-    bad = {Target.MOD: kv.mod_revision + 1, Target.CREATE: 0, Target.VERSION: 2, Target.VALUE: b"w"}
+    mod, created = kv.mod_revision, kv.create_revision
+    good: dict[Target, int | bytes] = {Target.MOD: mod, Target.CREATE: created, Target.VERSION: 1, Target.VALUE: b"v"}
+    bad: dict[Target, int | bytes] = {Target.MOD: mod + 1, Target.CREATE: 0, Target.VERSION: 2, Target.VALUE: b"w"}
     for target in Target:
         assert store.txn(Txn((Compare(key, target, good[target]),), ())).succeeded, target
         assert not store.txn(Txn((Compare(key, target, bad[target]),), ())).succeeded, target

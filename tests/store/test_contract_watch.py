@@ -17,6 +17,7 @@ from elastic_health.rendezvous.store import (
     Target,
     Txn,
     TxnResult,
+    Watch,
     WatchBatch,
 )
 from tests.store.conftest import EtcdPlace, MemoryPlace, Place
@@ -141,7 +142,7 @@ def _outside(place: Place) -> Store:
 def test_closing_a_watch_from_its_own_callback(place: Place, prefix: str) -> None:
     store, heard = place.session(), Heard()
     start = put(store, prefix + "a", b"1")
-    watches = []
+    watches: list[Watch] = []
 
     def once(batch: WatchBatch) -> None:
         heard.batch(batch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import time
 from collections.abc import Iterator
 
@@ -189,9 +190,26 @@ def test_a_forked_child_has_a_working_session(cluster: EtcdCluster, prefix: str)
             code = 0
         finally:
             os._exit(code)
-    ended = []
-    wait_until(lambda: ended.append(os.waitpid(child, os.WNOHANG)) or ended[-1][0] == child, "the child ended")
-    assert os.waitstatus_to_exitcode(ended[-1][1]) == 0
+    with open(os.pidfd_open(child)) as ended:
+        assert select.select([ended], [], [], 20)[0], "the child ended"
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     put(session, prefix + "parent", b"again")
     wait_until(lambda: len(heard.keys) == 3, "the parent's watch hears the child's write and its own")
     session.close()
+
+
+def test_a_closed_session_answers_every_call_still_waiting(cluster: EtcdCluster, prefix: str) -> None:
+    proxy = TcpProxy(cluster.endpoints[0])
+    session = EtcdSession.connect(proxy.endpoint, timeout_s=20)
+    put(session, prefix + "warm", b"")
+    proxy.stall()
+    answers: list[object] = []
+    for i in range(8):  # more than the session has threads
+        session.txn_async(create(f"{prefix}{i}", b""), answers.append)
+    session.renew_async(1, answers.append)
+    session.close()
+    wait_until(lambda: len(answers) == 9, "all nine answered, long before their deadline")
+    assert all(isinstance(a, (StoreUnavailable, StoreAmbiguous)) for a in answers)
+    with pytest.raises(StoreUnavailable):
+        session.get(prefix)
+    proxy.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -224,8 +225,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_the_lock_is_waited_for_with_a_bound(folder: Path) -> None:
-    import fcntl
-
     folder.mkdir()
     with open(folder / keeper_os.LOCK, "ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -262,9 +261,10 @@ def test_a_stranger_at_the_socket_does_not_end_it(folder: Path) -> None:
     private = PrivateEtcd.start(folder)
     stranger = keeper_os.connect(str(folder))
     assert isinstance(stranger, socket.socket)
-    done = threading.Event()
-    threading.Thread(target=lambda: (private.stop(), done.set()), daemon=True).start()
-    assert done.wait(10)
+    stopping = threading.Thread(target=private.stop, daemon=True)
+    stopping.start()
+    stopping.join(10)
+    assert not stopping.is_alive()
     assert not gone(private.etcd_pid)
     stranger.close()
     wait_gone(private.etcd_pid, private.keeper_pid)
