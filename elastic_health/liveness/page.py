@@ -1,0 +1,189 @@
+"""The progress page: a worker's markers in one small file in shared memory, as bytes with a fixed, versioned layout.
+
+Law: each section has one writer and two slots; a write goes to the slot that was not written last, with a checksum
+over it, so that a reader (even of a killed or stopped writer) always finds one whole, newest-but-one record at worst.
+Times are CLOCK_MONOTONIC nanoseconds of this node, 0 for never.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic_health.liveness.facts import GroupFrontier, Phase
+
+MAGIC = b"EHPAGE01"
+PAGE_BYTES = 4096
+GROUPS = 8
+PHASES: tuple[Phase, ...] = tuple(Phase)
+
+_MARK = struct.Struct("<QqQqqBQQ")  # seq, steps, step_at, position, microbatch, phase, phase_at, bound_hint_ms
+_BEAT = struct.Struct("<QqQqQQbQBB")  # seq, pid, beat_at, activity, activity_at, frontier_at, warmable, modules, script, groups
+_GROUP = struct.Struct("<16sqq24s")
+_ORDER = struct.Struct("<QQQQB")  # seq, beat_at, deadline, generation, hold
+_CHECK = struct.Struct("<I")
+
+_BEAT_BYTES = _BEAT.size + GROUPS * _GROUP.size
+_ROOM = {"mark": (64, 128), "beat": (512, 1024), "order": (3072, 128)}
+"""Offset of the first slot, and bytes a slot, by section."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Written by the script's own thread: completed steps (-1: none told), position in samples, phase."""
+
+    steps: int = -1
+    step_at: int = 0
+    position: int = 0
+    microbatch: int = 0
+    phase: Phase = Phase.BOOT
+    phase_at: int = 0
+    bound_hint_ms: int = 0
+
+
+@dataclass(frozen=True)
+class Beat:
+    """Written by the heartbeat thread.
+
+    Attributes:
+        warmable: 1 if a pre-imported process may take this script over, 0 if not, -1 unknown yet.
+        modules: bit i set: `preload.MODULES[i]` was imported when the first process group was made.
+        running: the script runs (False: not yet, or it has ended).
+        groups: newest collective of each process group.
+    """
+
+    pid: int = 0
+    beat_at: int = 0
+    activity: int = 0
+    activity_at: int = 0
+    frontier_at: int = 0
+    warmable: int = -1
+    modules: int = 0
+    running: bool = False
+    groups: tuple[GroupFrontier, ...] = ()
+
+
+@dataclass(frozen=True)
+class Order:
+    """Written by the agent: its own heartbeat, when the worker must end if nothing more is heard, the generation (it
+    grows when an in-place rollback hands a new one over), and whether to hold before the next step."""
+
+    beat_at: int = 0
+    deadline: int = 0
+    generation: int = 0
+    hold: bool = False
+
+
+@dataclass(frozen=True)
+class PageFacts:
+    """One look at a page."""
+
+    mark: Mark
+    beat: Beat
+    order: Order
+
+
+def blank() -> bytes:
+    """A page that nobody has written yet."""
+    return MAGIC + bytes(PAGE_BYTES - len(MAGIC))
+
+
+def place(section: str, seq: int) -> int:
+    """Offset of the slot that write number `seq` goes to."""
+    first, size = _ROOM[section]
+    return first + (seq & 1) * size
+
+
+def sealed(body: bytes) -> bytes:
+    """A slot's bytes: checksum, then the body."""
+    return _CHECK.pack(zlib.crc32(body)) + body
+
+
+def pack_mark(seq: int, m: Mark) -> bytes:
+    return sealed(_MARK.pack(seq, m.steps, m.step_at, m.position, m.microbatch, PHASES.index(m.phase), m.phase_at, m.bound_hint_ms))
+
+
+def pack_step(seq: int, steps: int, step_at: int, position: int, phase: int, phase_at: int, hint_ms: int) -> bytes:
+    """The same for the hot path: plain numbers, no objects."""
+    body = _MARK.pack(seq, steps, step_at, position, 0, phase, phase_at, hint_ms)
+    return _CHECK.pack(zlib.crc32(body)) + body
+
+
+def pack_beat(seq: int, b: Beat) -> bytes:
+    head = _BEAT.pack(
+        seq, b.pid, b.beat_at, b.activity, b.activity_at, b.frontier_at, b.warmable, b.modules, b.running, min(len(b.groups), GROUPS)
+    )
+    groups = (_GROUP.pack(_name(g.group, 16), g.enqueued, g.completed, _name(g.op, 24)) for g in b.groups[:GROUPS])
+    return sealed((head + b"".join(groups)).ljust(_BEAT_BYTES, b"\0"))
+
+
+def pack_order(seq: int, o: Order) -> bytes:
+    return sealed(_ORDER.pack(seq, o.beat_at, o.deadline, o.generation, o.hold))
+
+
+def read(page: bytes) -> PageFacts:
+    """Everything on a page; sections never written, or torn in both slots, are at their defaults.
+
+    Raises:
+        ValueError: it isn't a page of this layout.
+    """
+    if page[: len(MAGIC)] != MAGIC or len(page) < PAGE_BYTES:
+        raise ValueError(f"expected a progress page of layout {MAGIC.decode()}, found {page[:8]!r}")
+    return PageFacts(_read_mark(page), _read_beat(page), _read_order(page))
+
+
+def newest(page: bytes, section: str, size: int) -> bytes | None:
+    """The body of the newest whole slot of a section; each body begins with its sequence number."""
+    found: list[bytes] = []
+    for slot in (0, 1):
+        at = place(section, slot)
+        (check,) = _CHECK.unpack_from(page, at)
+        body = page[at + _CHECK.size : at + _CHECK.size + size]
+        if check and zlib.crc32(body) == check:
+            found.append(body)
+    return max(found, key=lambda b: struct.unpack_from("<Q", b)[0], default=None)
+
+
+def _read_mark(page: bytes) -> Mark:
+    body = newest(page, "mark", _MARK.size)
+    if body is None:
+        return Mark()
+    _, steps, step_at, position, microbatch, phase, phase_at, hint = _MARK.unpack(body)
+    return Mark(steps, step_at, position, microbatch, PHASES[min(phase, len(PHASES) - 1)], phase_at, hint)
+
+
+def _read_beat(page: bytes) -> Beat:
+    body = newest(page, "beat", _BEAT_BYTES)
+    if body is None:
+        return Beat()
+    _, pid, beat_at, activity, activity_at, frontier_at, warmable, modules, running, n = _BEAT.unpack_from(body)
+    groups = tuple(_group(body, i) for i in range(min(n, GROUPS)))
+    return Beat(pid, beat_at, activity, activity_at, frontier_at, warmable, modules, bool(running), groups)
+
+
+def _group(body: bytes, i: int) -> GroupFrontier:
+    name, enqueued, completed, op = _GROUP.unpack_from(body, _BEAT.size + i * _GROUP.size)
+    return GroupFrontier(_text(name), enqueued, completed, _text(op))
+
+
+def _read_order(page: bytes) -> Order:
+    body = newest(page, "order", _ORDER.size)
+    if body is None:
+        return Order()
+    _, beat_at, deadline, generation, hold = _ORDER.unpack(body)
+    return Order(beat_at, deadline, generation, bool(hold))
+
+
+def moved(before: Sequence[GroupFrontier], after: Sequence[GroupFrontier]) -> bool:
+    """Did any group's newest collective change?"""
+    return tuple((g.group, g.enqueued, g.completed) for g in before) != tuple((g.group, g.enqueued, g.completed) for g in after)
+
+
+def _name(text: str, size: int) -> bytes:
+    return text.encode("ascii", "replace")[:size]
+
+
+def _text(raw: bytes) -> str:
+    return raw.rstrip(b"\0").decode("ascii", "replace")
