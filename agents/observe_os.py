@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-from elastic_health.agents.rank_facts import PageView, Watched, Work, first_work, next_work, rank_facts
+from elastic_health.agents.rank_facts import Watched, Work, first_work, next_work, rank_facts
 from elastic_health.agents.tree_os import Proc, descendants, read_proc, snapshot
 from elastic_health.liveness.facts import ProcState, RankFacts
+from elastic_health.liveness.page import PageFacts
 
 SCAN_EVERY_S = 2.0
 SCAN_SHARE = 0.02
@@ -36,10 +37,10 @@ class Observer:
 
     Args:
         node: this node's name.
-        read_page: the page of a local rank now, None while there is none.
+        read_page: the page of a local rank now (`Page.look`), None while there is none.
     """
 
-    def __init__(self, node: str, workers: Iterable[Watched], read_page: Callable[[int], PageView | None]) -> None:
+    def __init__(self, node: str, workers: Iterable[Watched], read_page: Callable[[int], PageFacts | None]) -> None:
         self._node, self._workers, self._read_page = node, tuple(workers), read_page
         roots = {w.pid: read_proc(w.pid) for w in self._workers}
         self._roots = {pid: proc.started for pid, proc in roots.items() if proc is not None}
@@ -90,7 +91,13 @@ class Observer:
         discount = self._discounts > 0 or self._discount_once
         work = next_work(before, now, cpu_s, io_bytes, discount=discount) if before else first_work(now, cpu_s, io_bytes)
         self._work[worker.pid] = work
-        return rank_facts(worker, self._node, self._read_page(worker.local_rank), self._state(proc, worker.pid), work, now)
+        return rank_facts(worker, self._node, self._page(worker.local_rank), self._state(proc, worker.pid), work, now)
+
+    def _page(self, local_rank: int) -> PageFacts | None:
+        try:
+            return self._read_page(local_rank)
+        except (ValueError, OSError):  # the worker's own memory, and it may have scribbled over it: no page
+            return None
 
     def _state(self, proc: Proc | None, pid: int) -> ProcState:
         if proc is None or not self._is_same(proc, pid):

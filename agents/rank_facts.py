@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from elastic_health.liveness.facts import GroupFrontier, Phase, ProcState, RankFacts
+from elastic_health.liveness.facts import GroupFrontier, ProcState, RankFacts
+from elastic_health.liveness.page import Beat, Mark, Order, PageFacts
 
 BUSY_SHARE = 0.05
 """Of one core.  A worker's heartbeat and frontier polls cost about a thousandth, idle helper threads a hundredth; a
@@ -67,66 +67,44 @@ class Watched:
     started_at: float
 
 
-class PageView(Protocol):
-    """What is needed of a progress page.  `…_at` are CLOCK_MONOTONIC seconds of this node, 0 or below for never."""
-
-    @property
-    def phase(self) -> Phase: ...
-    @property
-    def phase_at(self) -> float: ...
-    @property
-    def heartbeat_at(self) -> float: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def step_at(self) -> float: ...
-    @property
-    def activity(self) -> int: ...
-    @property
-    def activity_at(self) -> float: ...
-    @property
-    def frontier(self) -> tuple[GroupFrontier, ...]: ...
-    @property
-    def frontier_at(self) -> float: ...
-    @property
-    def bound_hint_s(self) -> float: ...
-
-
 def is_waiting(frontier: Iterable[GroupFrontier]) -> bool:
     """Some group has an operation enqueued that is not completed."""
     return any(g.enqueued > g.completed for g in frontier)
 
 
-def rank_facts(watched: Watched, node: str, page: PageView | None, proc: ProcState, work: Work, now: float) -> RankFacts:
-    """The facts of one rank now.  Without a page (a program that is no Python, or none yet) every marker is as old as the worker."""
+def rank_facts(watched: Watched, node: str, page: PageFacts | None, proc: ProcState, work: Work, now: float) -> RankFacts:
+    """The facts of one rank now.
 
-    def age_s(at: float) -> float:
-        return max(0.0, now - (at if at > 0 else watched.started_at))
+    Without a page (none yet, or a program that writes none) each marker is as old as the worker, and the generation is
+    the one that it was spawned for; a page may have handed it a newer one in place.
+    """
+    mark, beat, order = (page.mark, page.beat, page.order) if page is not None else (Mark(), Beat(), Order())
 
-    def marker(name: str) -> float:
-        return age_s(getattr(page, f"{name}_at")) if page is not None else age_s(0.0)
+    def age_s(at_ns: int) -> float:
+        return max(0.0, now - (at_ns / 1e9 if at_ns > 0 else watched.started_at))
 
-    ages = {name: marker(name) for name in ("phase", "step", "activity", "frontier")}
+    phase_age_s, step_age_s = age_s(mark.phase_at), age_s(mark.step_at)
+    activity_age_s, frontier_age_s = age_s(beat.activity_at), age_s(beat.frontier_at)
     return RankFacts(
         rank=watched.rank,
         node=node,
         local_rank=watched.local_rank,
         pid=watched.pid,
-        generation=watched.generation,
-        phase=page.phase if page is not None else Phase.BOOT,
-        phase_age_s=ages["phase"],
+        generation=max(watched.generation, order.generation),
+        phase=mark.phase,
+        phase_age_s=phase_age_s,
         proc=proc,
-        heartbeat_age_s=age_s(page.heartbeat_at) if page is not None and page.heartbeat_at > 0 else None,
-        steps=page.steps if page is not None else -1,
-        step_age_s=ages["step"],
-        activity=page.activity if page is not None else 0,
-        activity_age_s=ages["activity"],
-        frontier=page.frontier if page is not None else (),
-        frontier_age_s=ages["frontier"],
-        progress_age_s=min(ages.values()),
-        waiting=page is not None and is_waiting(page.frontier),
+        heartbeat_age_s=age_s(beat.beat_at) if beat.beat_at > 0 else None,
+        steps=mark.steps,
+        step_age_s=step_age_s,
+        activity=beat.activity,
+        activity_age_s=activity_age_s,
+        frontier=beat.groups,
+        frontier_age_s=frontier_age_s,
+        progress_age_s=min(phase_age_s, step_age_s, activity_age_s, frontier_age_s),
+        waiting=is_waiting(beat.groups),
         cpu_s=work.cpu_s,
         io_bytes=work.io_bytes,
         busy_age_s=max(0.0, now - work.busy_at),
-        bound_hint_s=page.bound_hint_s if page is not None else 0.0,
+        bound_hint_s=mark.bound_hint_ms / 1000,
     )

@@ -143,7 +143,7 @@ def read_trace(body: bytes) -> tuple[list[dict[str, Any]], str]:
 def groups_of(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each process group's newest operation: `group`, `enqueued`, `completed` (-1 unknown), `op`.
 
-    `pg_status` holds the numbers as text, by group id; the entries hold names.
+    Groups are named by the keys of `pg_status`, as on a progress page; the numbers there are text.
     """
     status = trace.get("pg_status")
     if not isinstance(status, Mapping):
@@ -152,19 +152,19 @@ def groups_of(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
     out = []
     for key, told in list(status.items())[:MAX_GROUPS]:
         if isinstance(told, Mapping):
-            name, op = newest.get(key, (key, ""))
             done, begun = (_number(told.get(f"last_{what}_collective")) for what in ("completed", "enqueued"))
-            out.append({"group": name, "enqueued": begun, "completed": done, "op": op})
+            out.append({"group": str(key)[:80], "enqueued": begun, "completed": done, "op": newest.get(key, "")})
     return out
 
 
-def _newest_entries(entries: Any) -> dict[str, tuple[str, str]]:
-    newest: dict[str, tuple[str, str]] = {}
+def _newest_entries(entries: Any) -> dict[str, str]:
+    """Group -> operation of its last entry (they come in order of launching)."""
+    newest: dict[str, str] = {}
     for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, Mapping):
             names = entry.get("process_group")
-            name = str(names[0])[:80] if isinstance(names, list) and names else str(entry.get("pg_id"))
-            newest[str(entry.get("pg_id"))] = (name, str(entry.get("profiling_name", ""))[:80])
+            name = names[0] if isinstance(names, list) and names else entry.get("pg_id")
+            newest[str(name)] = str(entry.get("profiling_name", ""))[:80]
     return newest
 
 

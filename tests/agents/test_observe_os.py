@@ -9,12 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from elastic_health.agents.observe_os import Observer, read_cpu_s, read_io_bytes
 from elastic_health.agents.rank_facts import Watched
-from elastic_health.liveness.facts import ProcState, RankFacts
+from elastic_health.liveness.facts import GroupFrontier, Phase, ProcState, RankFacts
+from elastic_health.liveness.page import Beat
+from elastic_health.liveness.page_os import Page
 
 pytestmark = pytest.mark.spec("L1")
 PATIENCE_S = 20.0
@@ -117,6 +120,24 @@ def test_an_ended_worker_is_a_zombie_then_gone_and_its_pid_is_nobody_elses() -> 
     observer._workers = (Watched(0, 0, os.getpid(), 1, 0.0),)
     observer._trees[os.getpid()] = set()
     assert observer.observe()[0].proc is ProcState.GONE
+
+
+@pytest.mark.spec("L3", "L4")
+def test_a_real_page_is_read_and_a_scribbled_one_is_no_page(tmp_path: Path) -> None:
+    path = str(tmp_path / "page")
+    page = Page.create(path)
+    observer = Observer("n", [Watched(3, 0, os.getpid(), 1, time.monotonic())], lambda _: page.look())
+    assert observer.observe()[0].heartbeat_age_s is None
+    page.phase(Phase.STEP, bound_hint_s=2.0)
+    page.step(5, 640)
+    page.beat(Beat(os.getpid(), time.monotonic_ns(), groups=(GroupFrontier("0", 3, 2, "gloo:all_reduce"),)))
+    (facts,) = observer.observe()
+    assert (facts.steps, facts.phase, facts.bound_hint_s, facts.waiting) == (5, Phase.STEP, 2.0, True)
+    assert facts.heartbeat_age_s is not None and facts.heartbeat_age_s < PATIENCE_S and facts.step_age_s < PATIENCE_S
+    with open(path, "r+b") as f:
+        f.write(b"scribble")
+    assert observer.observe()[0].steps == -1
+    page.close()
 
 
 def test_counters_of_a_process_that_is_not_there() -> None:

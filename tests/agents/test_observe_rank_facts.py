@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_health.agents.rank_facts import BUSY_IO_BYTES_PER_S, BUSY_SHARE, Watched, first_work, is_waiting, next_work, rank_facts
 from elastic_health.liveness.facts import GroupFrontier, Phase, ProcState
+from elastic_health.liveness.page import Beat, Mark, Order, PageFacts
 
 pytestmark = pytest.mark.spec("L1", "L3", "L4")
 WORKER = Watched(rank=5, local_rank=1, pid=42, generation=7, started_at=100.0)
 
 
-@dataclass(frozen=True)
-class Page:
-    phase: Phase = Phase.STEP
-    phase_at: float = 0.0
-    heartbeat_at: float = 0.0
-    steps: int = -1
-    step_at: float = 0.0
-    activity: int = 0
-    activity_at: float = 0.0
-    frontier: tuple[GroupFrontier, ...] = ()
-    frontier_at: float = 0.0
-    bound_hint_s: float = 0.0
+S = 1_000_000_000
+
+
+def page(mark: Mark = Mark(), beat: Beat = Beat(), order: Order = Order()) -> PageFacts:
+    return PageFacts(mark, beat, order)
 
 
 def test_an_idle_tree_ages() -> None:
@@ -87,18 +79,26 @@ def test_sums_never_fall_and_busy_is_never_in_the_future(steps: list[tuple[float
 
 
 def test_markers_that_never_moved_are_as_old_as_the_worker() -> None:
-    facts = rank_facts(WORKER, "n", Page(), ProcState.RUNNING, first_work(100.0, 0.0, 0), 160.0)
+    facts = rank_facts(WORKER, "n", page(), ProcState.RUNNING, first_work(100.0, 0.0, 0), 160.0)
     assert facts.step_age_s == facts.activity_age_s == facts.frontier_age_s == facts.progress_age_s == facts.busy_age_s == 60.0
     assert facts.heartbeat_age_s is None and facts.steps == -1 and not facts.waiting
 
 
 def test_progress_is_the_newest_of_the_markers_and_no_heartbeat() -> None:
-    page = Page(phase_at=110.0, heartbeat_at=159.9, steps=3, step_at=120.0, activity_at=121.0, frontier_at=140.0, bound_hint_s=9.0)
-    facts = rank_facts(WORKER, "n", page, ProcState.SLEEPING, first_work(100.0, 0.0, 0), 160.0)
+    mark = Mark(steps=3, step_at=120 * S, phase=Phase.STEP, phase_at=110 * S, bound_hint_ms=9500)
+    groups = (GroupFrontier("0", 5, 4),)
+    beat = Beat(beat_at=1599 * S // 10, activity=8, activity_at=121 * S, frontier_at=140 * S, groups=groups)
+    facts = rank_facts(WORKER, "n", page(mark, beat), ProcState.SLEEPING, first_work(100.0, 0.0, 0), 160.0)
     assert facts.progress_age_s == facts.frontier_age_s == 20.0
-    assert (facts.step_age_s, facts.activity_age_s, facts.phase_age_s, facts.bound_hint_s) == (40.0, 39.0, 50.0, 9.0)
+    assert (facts.step_age_s, facts.activity_age_s, facts.phase_age_s, facts.bound_hint_s) == (40.0, 39.0, 50.0, 9.5)
     assert facts.heartbeat_age_s == pytest.approx(0.1)
     assert (facts.rank, facts.local_rank, facts.pid, facts.generation, facts.node) == (5, 1, 42, 7, "n")
+    assert (facts.steps, facts.activity, facts.phase, facts.frontier, facts.waiting) == (3, 8, Phase.STEP, groups, True)
+
+
+def test_a_generation_handed_over_in_place_is_the_workers() -> None:
+    facts = rank_facts(WORKER, "n", page(order=Order(generation=8)), ProcState.RUNNING, first_work(100.0, 0.0, 0), 103.0)
+    assert facts.generation == 8
 
 
 def test_no_page() -> None:
@@ -108,7 +108,8 @@ def test_no_page() -> None:
 
 
 def test_a_clock_read_before_the_page_moved_gives_no_negative_age() -> None:
-    facts = rank_facts(WORKER, "n", Page(step_at=200.5, heartbeat_at=200.5), ProcState.RUNNING, first_work(200.4, 0.0, 0), 200.0)
+    written = page(Mark(step_at=200 * S + S // 2), Beat(beat_at=200 * S + S // 2))
+    facts = rank_facts(WORKER, "n", written, ProcState.RUNNING, first_work(200.4, 0.0, 0), 200.0)
     assert facts.step_age_s == facts.heartbeat_age_s == facts.busy_age_s == 0.0
 
 
