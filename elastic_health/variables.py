@@ -1,6 +1,6 @@
 """Every environment variable that the package reads or sets, in one place.
 
-People set: `NODE`, `CONFIG`.  The agent sets the rest for its workers; a script has no need to read them.
+People set: `NODE`, `CONFIG`, `ENDPOINT`.  The agent sets the rest for its workers; a script has no need to read them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ NODE = "ELASTIC_HEALTH_NODE"
 """This node's name (else `node` in --rdzv-conf, else the host name)."""
 CONFIG = "ELASTIC_HEALTH_CONFIG"
 """Path of the YAML (else `config` in --rdzv-conf, else the defaults)."""
+
+ENDPOINT = "ELASTIC_HEALTH_ENDPOINT"
+"""Where the command line finds etcd (else `--endpoint`); torchrun has its own `--rdzv-endpoint`."""
 
 WORKER_TOKEN = "ELASTIC_HEALTH_WORKER_TOKEN"
 """Random, one per generation and node: every process of the worker trees carries it, so that none can hide."""

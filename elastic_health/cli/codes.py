@@ -1,0 +1,33 @@
+"""Exit statuses of the command line.  Where a meaning is an agent's too, the number is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """Exit status of `elastic-health`."""
+
+    OK = 0
+    NOT_FOUND = 1
+    USAGE = 2
+    BAD_CONFIG = 64
+    STORE_UNREACHABLE = 69
+    STORE_FAILED = 74
+    STORE_REFUSED = 77
+    RUN_REFUSED = 78
+    INTERRUPTED = 130
+
+
+MEANINGS: Mapping[Code, str] = {
+    Code.OK: "done; the answer is on standard output",
+    Code.NOT_FOUND: "nothing is known of that run",
+    Code.USAGE: "the command or its arguments are wrong",
+    Code.BAD_CONFIG: "the YAML, the endpoint or another value is wrong",
+    Code.STORE_UNREACHABLE: "no etcd endpoint answered in time, or it is not etcd",
+    Code.STORE_FAILED: "etcd answered, but did not do it (full, too large, or changed meanwhile): try again or see the message",
+    Code.STORE_REFUSED: "etcd refused user, password or certificate",
+    Code.RUN_REFUSED: "the run is not in a state in which this can be done",
+    Code.INTERRUPTED: "ended by Ctrl-C",
+}

@@ -1,0 +1,143 @@
+"""One run's keys at one revision, read into our types: what `status`, `runs` and `why` tell of.
+
+Law: a value that can't be read is named in `unreadable` and left out; it never hides the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from elastic_health.codec import load
+from elastic_health.errors import BadValue
+from elastic_health.exits import ExitStatus
+from elastic_health.generations import Budget, Candidate, CheckpointRecord, CheckpointState, Generation
+from elastic_health.incidents import Record
+from elastic_health.recovery.skips import read_skips
+from elastic_health.rendezvous.keys import RunKeys
+from elastic_health.rendezvous.store import KeyValue
+from elastic_health.verdicts import Verdict, VerdictKind
+from elastic_health.windows import Window
+
+
+class RunState(Enum):
+    """Where a run is.  `capped` and `stopped` are ends; `restarting` has a verdict and no next generation yet."""
+
+    EMPTY = "empty"
+    FORMING = "forming"
+    RUNNING = "running"
+    LOST = "lost"
+    RESTARTING = "restarting"
+    FINISHED = "finished"
+    CAPPED = "capped"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class RunSnapshot:
+    """`at` maps a key to the UTC time in its value.  `progress` and `summary` are the published JSON objects as they are."""
+
+    keys: RunKeys
+    current: int = 0
+    generations: Mapping[int, Generation] = field(default_factory=dict)
+    verdicts: Mapping[int, Verdict] = field(default_factory=dict)
+    records: tuple[Record, ...] = ()
+    checkpoints: tuple[CheckpointRecord, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
+    skips: tuple[Window, ...] = ()
+    budget: Budget = field(default_factory=Budget)
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    at: Mapping[str, str] = field(default_factory=dict)
+    mods: Mapping[str, int] = field(default_factory=dict)
+    unreadable: tuple[str, ...] = ()
+
+    @property
+    def generation(self) -> Generation | None:
+        return self.generations.get(self.current)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The current generation's."""
+        return self.verdicts.get(self.current)
+
+    @property
+    def newest_committed(self) -> CheckpointRecord | None:
+        usable = [c for c in self.checkpoints if c.state is CheckpointState.COMMITTED]
+        return max(usable, key=lambda c: (c.generation, c.step), default=None)
+
+    @property
+    def state(self) -> RunState:
+        if not self.current:
+            return RunState.FORMING if self.candidates else RunState.EMPTY
+        v = self.verdict
+        if v is None:
+            return RunState.RUNNING if self.candidates else RunState.LOST
+        if v.kind is VerdictKind.FINISH:
+            return RunState.FINISHED
+        if v.kind is VerdictKind.ABORT:
+            return RunState.STOPPED if v.exit_status == ExitStatus.STOPPED else RunState.CAPPED
+        return RunState.RESTARTING
+
+
+def snapshot(keys: RunKeys, kvs: Iterable[KeyValue]) -> RunSnapshot:
+    """Read everything below `runs/<run>/`; keys of other runs and unknown kinds are passed over."""
+    groups: dict[str, list[KeyValue]] = {}
+    for kv in kvs:
+        if kv.key.startswith(keys.root):
+            groups.setdefault(kv.key[len(keys.root) :].split("/", 1)[0], []).append(kv)
+    bad: list[str] = []
+    skips, bad_skips = read_skips(groups.get("skips", ()))
+    bad.extend(str(e) for e in bad_skips)
+
+    def each(kind: str, cls: type[Any]) -> list[Any]:
+        return [value for _, value in _loaded(groups.get(kind, ()), cls, bad)]
+
+    return RunSnapshot(
+        keys=keys,
+        current=int(_object(groups, "current", bad).get("generation", 0)),
+        generations={g.number: g for g in each("generations", Generation)},
+        verdicts={v.generation: v for v in each("verdicts", Verdict)},
+        records=tuple(each("records", Record)),
+        checkpoints=tuple(each("checkpoints", CheckpointRecord)),
+        candidates=tuple(each("candidates", Candidate)),
+        skips=skips,
+        budget=next(iter(each("budget", Budget)), Budget()),
+        progress=_object(groups, "progress", bad),
+        summary=_object(groups, "summary", bad),
+        at={kv.key: _at(kv) for kvs_ in groups.values() for kv in kvs_},
+        mods={kv.key: kv.mod_revision for kvs_ in groups.values() for kv in kvs_},
+        unreadable=tuple(bad),
+    )
+
+
+def _loaded(kvs: Iterable[KeyValue], cls: type[Any], bad: list[str]) -> Iterable[tuple[KeyValue, Any]]:
+    for kv in kvs:
+        try:
+            yield kv, load(cls, kv.value, kv.key)
+        except BadValue as e:
+            bad.append(str(e))
+
+
+def _object(groups: Mapping[str, list[KeyValue]], name: str, bad: list[str]) -> Mapping[str, Any]:
+    for kv in groups.get(name, ()):
+        try:
+            value = json.loads(kv.value)
+        except ValueError:
+            value = None
+        if isinstance(value, dict) and (name != "current" or isinstance(value.get("generation"), int)):
+            return value
+        bad.append(f"{kv.key}: not the JSON object that belongs there")
+    return {}
+
+
+def _at(kv: KeyValue) -> str:
+    try:
+        value = json.loads(kv.value)
+    except ValueError:
+        return ""
+    at = value.get("at") if isinstance(value, dict) else None
+    return at if isinstance(at, str) else ""
