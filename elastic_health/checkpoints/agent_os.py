@@ -6,10 +6,11 @@ nothing that lies outside a checkpoint's folder is ever removed.  Plain blocking
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +33,15 @@ from elastic_health.checkpoints.layout import (
     marker_of,
     newest_first,
     parse_folder,
+    run_of_nonce,
 )
 from elastic_health.errors import CheckpointError
+from elastic_health.generations import checkpoint_name
 
 SHOWN = 20
 """How many wrong files a report names."""
+LOST = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO})
+"""Errors that mean that a checkpoint's bytes are gone; all others (no permission, stale handle …) speak of the mount."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,10 @@ def verify_files(folder: str, nonce: str, files: Sequence[tuple[str, int, str]],
     if _nonce(root) != nonce:
         wrong.append(f"{NONCE}: not what rank 0 wrote: this node sees another folder under this path")
     for path, size, sha256 in files:
-        why = _wrong(root, FileEntry(path, size, sha256), hashes)
+        try:
+            why = _wrong(root, FileEntry(path, size, sha256), hashes)
+        except OSError as e:
+            why = e.strerror or str(e)
         if why:
             wrong.append(f"{path}: {why}")
     return tuple(wrong[:SHOWN])
@@ -90,6 +98,23 @@ def _nonce(root: Path) -> str | None:
         return None
 
 
+def owner_of(folder: str | os.PathLike[str]) -> str | None:
+    """The run that began a checkpoint here ("": one without an agent), None if there is no nonce."""
+    nonce = _nonce(Path(folder))
+    return None if nonce is None else run_of_nonce(nonce)
+
+
+def orphans(root: Path, run: str, generation: int, known: Collection[str]) -> tuple[Path, ...]:
+    """Folders of `run` from generations before `generation` that no record names (`known`: record names).
+
+    An interrupted save left them, or a commit that was fenced out: nothing will ever restore them.
+    """
+    if not root.is_dir():
+        return ()
+    ours = [(at, root / n) for n in os.listdir(root) if (at := parse_folder(n)) is not None]
+    return tuple(sorted(p for (step, g), p in ours if g < generation and checkpoint_name(step, g) not in known and owner_of(p) == run))
+
+
 def _wrong(root: Path, want: FileEntry, hashes: bool) -> str:
     if not inside(want.path):
         return "leaves the folder"
@@ -100,12 +125,18 @@ def _wrong(root: Path, want: FileEntry, hashes: bool) -> str:
         if hashes and measure(root, want.path).sha256 != want.sha256:
             return "other content than its SHA-256 says"
     except OSError as e:
+        if e.errno not in LOST:
+            raise
         return e.strerror or str(e)
     return ""
 
 
 def wrong_files(root: Path, files: Sequence[FileEntry]) -> tuple[str, ...]:
-    """Which of `files` are missing, have another size or other content, as `path: why`."""
+    """Which of `files` are missing, have another size or other content, as `path: why`.
+
+    Raises:
+        OSError: the file system does not answer as it should; that says nothing about the checkpoint.
+    """
     found = ((f.path, _wrong(root, f, hashes=True)) for f in files)
     return tuple(f"{path}: {why}" for path, why in found if why)[:SHOWN]
 
@@ -133,6 +164,22 @@ def check_manifest(folder: str, sha256: str) -> tuple[str, ...]:
     if not manifest.files:
         return (f"{MANIFEST}: lists no file",)
     return verify_files(folder, manifest.nonce, [(f.path, f.size, f.sha256) for f in manifest.files])
+
+
+def prepare_commit(folder: str, sha256: str) -> tuple[str, ...]:
+    """All that an agent does on disk before the transaction that commits: look at everything, then rename the marker.
+
+    Returns:
+        What is wrong, empty if the record may be written now.  Nothing is marked if anything is wrong.
+    """
+    wrong = check_manifest(folder, sha256)
+    if wrong:
+        return wrong
+    try:
+        rename_marker(folder, sha256)
+    except CheckpointError as e:
+        return (e.found,)
+    return ()
 
 
 def rename_marker(folder: str, sha256: str) -> Manifest:

@@ -17,10 +17,11 @@ from elastic_health.checkpoints.layout import OURS, TEMPORARY, FileEntry
 from elastic_health.errors import CheckpointError
 
 READ_BYTES = 4 * 1024 * 1024
+_SAFE = "the last committed checkpoint is safe, the next save tries again"
 _DO = {
-    errno.ENOSPC: ("free space in the checkpoint folder", "free some space: the last committed checkpoint is safe, the next save tries again"),
-    errno.EDQUOT: ("quota left for the checkpoint folder", "raise the quota: the last committed checkpoint is safe, the next save tries again"),
-    errno.EFBIG: ("a file size within the limit", "raise the file size limit (ulimit -f): the last committed checkpoint is safe"),
+    errno.ENOSPC: ("free space in the checkpoint folder", f"free some space: {_SAFE}"),
+    errno.EDQUOT: ("quota left for the checkpoint folder", f"raise the quota: {_SAFE}"),
+    errno.EFBIG: ("a file size within the limit", f"raise the file size limit (ulimit -f): {_SAFE}"),
     errno.EACCES: ("a checkpoint folder that this user can write", "correct its owner or mode, or choose another folder"),
     errno.EPERM: ("a checkpoint folder that this user can write", "correct its owner or mode, or choose another folder"),
     errno.EROFS: ("a checkpoint folder on a writable file system", "mount it read-write, or choose another folder"),

@@ -1,7 +1,7 @@
 """What a checkpoint looks like on disk: names, manifest and marker.
 
     step-000001000.gen-0007/        one folder a checkpoint
-        NONCE                       random, written first: proves that all nodes see the same folder
+        NONCE                       run and random text, written first: proves that all nodes see the same folder
         …                           the shards, in whatever format
         manifest.json               every file with size and SHA-256, and where the checkpoint stands
         COMMITTED.json              the marker, renamed into place last; holds the manifest's SHA-256
@@ -107,6 +107,16 @@ def aside_name(name: str, why: str, taken: Collection[str]) -> str:
     while f"{name}.{why}-{n}" in taken:
         n += 1
     return f"{name}.{why}-{n}"
+
+
+def new_nonce(run: str, randomness: str) -> str:
+    """What a NONCE file holds: whose folder this is, even before there is a manifest, and something never used before."""
+    return f"{run}/{randomness}"
+
+
+def run_of_nonce(nonce: str) -> str:
+    """The run that wrote it ("" without an agent)."""
+    return nonce.rpartition("/")[0]
 
 
 def digest(raw: bytes) -> str:

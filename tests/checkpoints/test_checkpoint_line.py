@@ -28,7 +28,9 @@ def tree(*records: CheckpointRecord) -> dict[str, CheckpointRecord]:
 
 
 def generation(number: int, plan: CheckpointRecord | None = None, windows: tuple[Window, ...] = ()) -> Generation:
-    start = RestorePlan(windows=windows) if plan is None else RestorePlan(plan.name, plan.path, plan.step, plan.position, windows, plan.manifest)
+    start = RestorePlan(windows=windows)
+    if plan is not None:
+        start = RestorePlan(plan.name, plan.path, plan.step, plan.position, windows, plan.manifest)
     return Generation(number, GenerationKind.FORMED, number - 1, number, (), start, SPEC)
 
 
