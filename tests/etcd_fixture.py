@@ -99,7 +99,13 @@ class Etcd:
         self.process.wait()
 
     def freeze(self) -> None:
+        """SIGSTOP, and wait: threads stop one by one, and one still running may serve a request."""
         os.kill(self.pid, signal.SIGSTOP)
+        wait_until(lambda: self._thread_states() == {"T"}, f"etcd {self.name} stands still")
+
+    def _thread_states(self) -> set[str]:
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return {(t / "stat").read_text().rpartition(")")[2].split()[0] for t in tasks}
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
