@@ -151,7 +151,8 @@ def read_manifest(folder: str | os.PathLike[str], sha256: str) -> Manifest:
     with explained(path):
         raw = read_bounded(path, MAX_MANIFEST_BYTES)
     if digest(raw) != sha256:
-        raise CheckpointError(f"a manifest with SHA-256 {sha256[:12]}…", f"{path} has {digest(raw)[:12]}…", "use another checkpoint")
+        found = f"{path} has SHA-256 {digest(raw)[:12]}…, not {sha256[:12]}…"
+        raise CheckpointError("the manifest that was committed", found, "use another checkpoint")
     return decode_manifest(raw, str(path))
 
 

@@ -28,7 +28,7 @@ from elastic_health.checkpoints.files_os import explained, write_durably
 from elastic_health.checkpoints.group_torch import Group
 from elastic_health.checkpoints.home import Home
 from elastic_health.checkpoints.layout import Manifest, newest_first
-from elastic_health.checkpoints.restore_torch import Restored, State, Torn, load_state, prove
+from elastic_health.checkpoints.restore_torch import Restored, State, Torn, load_state, prove, to_save
 from elastic_health.checkpoints.write_torch import (
     SHARED_WAIT_S,
     CommitStep,
@@ -167,7 +167,7 @@ class Checkpoints:
     def _load(self, group: Group, folder: Path, sha256: str) -> Manifest:
         manifest = prove(group, folder, sha256)
         if manifest.form == "dcp":
-            load_state(group, folder, self._state)
+            load_state(group, folder, self._state, manifest.world)
         return manifest
 
     # ---- saving
@@ -196,9 +196,9 @@ class Checkpoints:
         with self._phase(Phase.CHECKPOINT):
             group = self._ready()
             if self.mode == "sync":
-                self._finished(group, place, commit_state(group, self._home, place, self._state.state_dict(), self._observe))
+                self._finished(group, place, commit_state(group, self._home, place, to_save(self._state), self._observe))
                 return self.last is not None and self.last.committed
-            self._begin(group, place, _snapshot(self._state.state_dict()))
+            self._begin(group, place, _snapshot(to_save(self._state)))
             return True
 
     def commit_folder(self, folder: str | os.PathLike[str], step: int, position: int) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -28,7 +28,11 @@ PLANNING = "plan"
 
 
 class State(Protocol):
-    """What is saved and restored: nested dicts of tensors and picklable values."""
+    """What is saved and restored: nested dicts of tensors and picklable values.
+
+    A state with parts that belong to one rank alone (random states) may also have `to_save()`, which is saved then, and
+    `to_load(world)`, the form to load what `world` ranks saved; without them both are `state_dict()`.
+    """
 
     def state_dict(self) -> dict[str, object]: ...
 
@@ -94,8 +98,14 @@ def _proven(folder: Path, sha256: str, rank: int, world: int) -> Manifest:
     return manifest
 
 
-def load_state(group: Group, folder: Path, state: State) -> None:
-    """Load a proven DCP folder into `state`, whatever the world size that wrote it.  Collective.
+def to_save(state: State) -> dict[str, Any]:
+    """What this rank saves."""
+    made: dict[str, Any] = getattr(state, "to_save", state.state_dict)()
+    return made
+
+
+def load_state(group: Group, folder: Path, state: State, world: int) -> None:
+    """Load a proven DCP folder into `state`, which `world` ranks wrote.  Collective.
 
     Raises:
         Torn: it crashed `MAX_TRIES` times while loading.
@@ -104,7 +114,8 @@ def load_state(group: Group, folder: Path, state: State) -> None:
     tries = group.first(lambda: _count_try(folder))
     if tries > MAX_TRIES:
         raise Torn("a checkpoint that loads", f"{folder}: {tries - 1} loads of it did not end", "another checkpoint is used")
-    target = state.state_dict()
+    form = getattr(state, "to_load", None)
+    target = form(world) if form is not None else state.state_dict()
     try:
         load(target, storage_reader=FileSystemReader(folder), process_group=group.pg, no_dist=group.pg is None)
         group.together(lambda: _take(folder, state, target))

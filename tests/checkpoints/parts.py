@@ -27,7 +27,7 @@ class TinyState:
 
     def __init__(self, value: float = 0.0, rows: int = 64) -> None:
         self.weight = torch.full((rows, 64), value)
-        self.count, self.note = int(value), f"note {value}"
+        self.count, self.note = int(value), f"note {float(value)}"
 
     def state_dict(self) -> dict[str, object]:
         return {"model": {"weight": self.weight}, "extra": {"count": self.count, "note": self.note}}
@@ -40,7 +40,7 @@ class TinyState:
 
     def set(self, value: float) -> None:
         self.weight.fill_(value)
-        self.count, self.note = int(value), f"note {value}"
+        self.count, self.note = int(value), f"note {float(value)}"
 
     def value(self) -> float:
         assert bool((self.weight == self.weight[0, 0]).all())
