@@ -7,6 +7,7 @@ agent for our handler, the stock one for any other.  A signature check makes a t
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from typing import Any
 
@@ -21,12 +22,11 @@ def install() -> None:
     Raises:
         ConfigError: this torch builds its agent in another way.
     """
-    from torch.distributed.launcher import api
-
-    stock = getattr(api, "LocalElasticAgent", None)
+    api: Any = importlib.import_module("torch.distributed.launcher.api")
+    stock: Any = getattr(api, "LocalElasticAgent", None)
     if getattr(stock, "elastic_health_factory", False):
         return
-    parameters = inspect.signature(stock.__init__).parameters if isinstance(stock, type) else {}
+    parameters = inspect.signature(stock).parameters if isinstance(stock, type) else {}
     if any(name not in parameters for name in _NEEDED) or "LocalElasticAgent(" not in inspect.getsource(api.launch_agent):
         import torch
 
@@ -35,7 +35,7 @@ def install() -> None:
             f"torch {torch.__version__}, which does not",
             "use a torch version listed in the README, or --rdzv-backend=c10d",
         )
-    api.LocalElasticAgent = _factory(stock)  # type: ignore[misc,assignment]
+    api.LocalElasticAgent = _factory(stock)
 
 
 def _factory(stock: Any) -> Any:

@@ -12,7 +12,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from torch.distributed import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousInfo, RendezvousStoreInfo
 
 from elastic_health.generations import CheckpointRecord, Generation, StoreAddress

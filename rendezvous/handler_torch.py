@@ -45,6 +45,7 @@ class Identity:
     local_addr: str | None
     endpoints: tuple[str, ...]
     policies: Policies
+    listen: int = 0
 
 
 LinkFactory = Callable[[Identity, Callable[[ev.Event], None]], LinkPort]
@@ -70,6 +71,7 @@ class Place:
     links: LinkFactory
     close: Callable[[], None]
     config_path: str = ""
+    listen: int = 0
 
 
 class HealthyHandler(RendezvousHandler):
@@ -91,7 +93,7 @@ class HealthyHandler(RendezvousHandler):
         p = self.place
         name = uuid.uuid4().hex[:8]
         inbox: list[MembershipLoop] = []
-        identity = Identity(p.keys.run, p.node, name, p.secret, p.local_addr, p.endpoints, p.policies)
+        identity = Identity(p.keys.run, p.node, name, p.secret, p.local_addr, p.endpoints, p.policies, p.listen)
         self._links = p.links(identity, lambda event: inbox[0].post(event) if inbox else None)
         spec = RunSpec(p.min_nodes, p.max_nodes, script, script_name, max_restarts)
         me = Me(p.node, name, self._links.address, workers, spec, role, p.topology)

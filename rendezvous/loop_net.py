@@ -53,6 +53,9 @@ class Links(Protocol):
 
     def close_generation(self, generation: int) -> None: ...
 
+    def rename(self, incarnation: str) -> None:
+        """This agent goes on under another incarnation."""
+
 
 class Hands(Protocol):
     """What the loop asks of whoever holds the workers; answers come back as events."""
@@ -107,6 +110,10 @@ class MembershipLoop:
         """Thread-safe: have the loop take an event in."""
         self._inbox.put(event)
 
+    def tell(self, who: Who, message: LinkMessage) -> None:
+        """Send over a link at once; not a matter of membership."""
+        self._links.tell(who, message)
+
     def open(self) -> None:
         """Read the run and the quarantine, then watch both.
 
@@ -156,6 +163,8 @@ class MembershipLoop:
         self.state, effects = step(before, event, clock)
         if self._debug:
             check(before, self.state)
+        if before.who != self.state.who:
+            self._links.rename(self.state.who[1])
         if before.phase is not self.state.phase:
             log.info("%s: %s -> %s", ".".join(self.state.who), before.phase.value, self.state.phase.value)
         for effect in effects:

@@ -20,9 +20,10 @@ def creator() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 
 def _create(params: RendezvousParameters) -> RendezvousHandler:
+    from elastic_health.agents.ports_net import open_links
     from elastic_health.agents.seam_torch import install
     from elastic_health.rendezvous.create_torch import create_handler
 
-    handler = create_handler(params)
+    handler = create_handler(params, open_links)
     install()
     return handler

@@ -6,7 +6,7 @@ own, and nothing is read from the one before.
 
 from __future__ import annotations
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from elastic_health.generations import StoreAddress
 

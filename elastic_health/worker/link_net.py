@@ -5,19 +5,16 @@ Law: every call ends, with a reply or a LinkError, within its time; a broken con
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import threading
 import time
-from typing import Any
 
 from elastic_health import messages
-from elastic_health.codec import build, plain
-from elastic_health.errors import BadValue, LinkError
+from elastic_health.errors import LinkError
+from elastic_health.worker.wire import HELLO_ID, decode_reply, encode
 
 DEFAULT_TIMEOUT_S = 60.0
-_REPLIES: dict[str, type] = {t.__name__: t for t in (messages.PlanReply, messages.VerifyReply, messages.CommitReply, messages.Told, messages.Refused)}
 
 
 class WorkerLink:
@@ -80,13 +77,11 @@ class WorkerLink:
         s.settimeout(max(0.01, deadline - time.monotonic()))
         s.connect(self._path)
         self._socket, self._rest = s, b""
-        self._send(self._hello, 0, deadline)
+        self._send(self._hello, HELLO_ID, deadline)
 
     def _send(self, message: object, n: int, deadline: float) -> None:
         assert self._socket is not None
-        line = json.dumps({"id": n, "op": type(message).__name__, **plain(message)}, separators=(",", ":")).encode() + b"\n"
-        if len(line) > messages.MAX_LINE_BYTES:
-            raise LinkError(f"a message of at most {messages.MAX_LINE_BYTES} bytes", f"{len(line)} bytes", "send fewer files at once")
+        line = encode(message, n)
         self._socket.settimeout(max(0.01, deadline - time.monotonic()))
         self._socket.sendall(line)
 
@@ -102,19 +97,12 @@ class WorkerLink:
                 raise EOFError("the agent closed the link")
             self._rest += more
         line, self._rest = self._rest.split(b"\n", 1)
-        return _reply(json.loads(line))
+        return decode_reply(line)
 
     def _drop(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-
-def _reply(body: Any) -> tuple[int, Any]:
-    kind = _REPLIES.get(body.get("op", ""))
-    if kind is None:
-        raise BadValue(f"one of {', '.join(_REPLIES)}", f"op {body.get('op')!r} from the agent", "use one version of elastic-health on a node")
-    return int(body["id"]), build(kind, body, "worker link")
 
 
 def _gone(e: BaseException) -> LinkError:

@@ -1,0 +1,261 @@
+"""The hands of the membership loop in our agent: carries out what membership asks, and tells it what it sees.
+
+Law: the main thread never blocks for long.  Evidence and teardown run in a thread of their own while the loop goes on
+turning (a lease must live through a slow teardown); starting and clearing happen in the main thread only, since the
+parent-death signal is tied to the thread that starts a process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from elastic_health.agents.crew_torch import Crew
+from elastic_health.agents.desk_os import Desk
+from elastic_health.agents.guardian_proc import Guardian
+from elastic_health.agents.incidents import from_exit
+from elastic_health.agents.lookout_os import Lookout
+from elastic_health.agents.observe_os import Observer
+from elastic_health.agents.room_os import Room
+from elastic_health.codec import dump
+from elastic_health.findings import Finding
+from elastic_health.generations import CheckpointRecord, Generation, StoreAddress
+from elastic_health.incidents import Incident
+from elastic_health.liveness.exits import classify
+from elastic_health.liveness.facts import ExitFacts
+from elastic_health.messages import LinkMessage, Progress
+from elastic_health.policies import Policies, Warm
+from elastic_health.rendezvous import events as ev
+from elastic_health.rendezvous.loop_net import MembershipLoop
+from elastic_health.rendezvous.state import Phase, State
+from elastic_health.rendezvous.tcpstore_torch import host_store
+from elastic_health.rendezvous.view import Who
+from elastic_health.verdicts import Cause, Verdict, VerdictKind
+
+log = logging.getLogger("elastic_health")
+ORDER_EVERY_S = 0.25
+PUBLISH_EVERY_S = 5.0
+WARM_AFTER_S = 3.0
+"""A generation that has run this long without trouble gets warm processes beside it."""
+EXIT_EVIDENCE_S = 0.3
+"""When a worker has ended by itself the others are only asked briefly: the cause is known."""
+
+
+class AgentHands:
+    """See the module docstring.  `loop` is set once the handler has made it."""
+
+    loop: MembershipLoop
+
+    def __init__(self, crew: Crew, desk: Desk, room: Room, guardian: Guardian, policies: Policies, evidence_folder: str) -> None:
+        self.crew, self._desk, self._room, self._guardian, self._policies = crew, desk, room, guardian, policies
+        self._folder = evidence_folder
+        self._store: Any = None
+        self._record: Generation | None = None
+        self._rank = -1
+        self._collected = ""
+        self._collecting: threading.Thread | None = None
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ordered_at = self._published_at = self._cared_at = self._learned_at = 0.0
+        self._running_since: float | None = None
+        self._ids = 0
+        self.last_result: Any = None
+        self.lookout = Lookout(policies.stall, self._tell, self._stalled, self._warned, self.make_id, time.time)
+
+    def make_id(self) -> str:
+        from elastic_health.rendezvous.judging import make_id
+
+        self._ids += 1
+        return make_id(self.loop.state, time.time(), 1_000_000 + self._ids)
+
+    # ---- Hands: formation
+    def preflight(self, stage: str) -> None:
+        self.loop.post(ev.PreflightDone(True))
+
+    def open_store(self, generation: Generation) -> None:
+        self._store, address = host_store(generation.members[0].address)
+        self.loop.post(ev.StoreOpened(generation.number, address))
+
+    def start_workers(self, generation: Generation, rank: int, store: StoreAddress) -> None:
+        me = generation.members[rank]
+        self._record, self._rank, self._collected = generation, rank, ""
+        self._desk.serve(generation, me.first_rank, me.node, lambda: self.loop.state)
+        if generation.moved:
+            log.warning("ranks moved: %s (files that go by rank are elsewhere now)", "; ".join(generation.moved))
+        try:
+            self.crew.start(generation, rank, store, self._exited)
+        except (OSError, ValueError) as e:
+            self.crew.clear()
+            reason = f"the workers can't be started: {e}"
+            self.loop.post(ev.Judged(self._incident(Cause.WORKER_EXIT, f"can't start: {type(e).__name__}", reason)))
+            self.loop.post(ev.WorkersUp(generation.number))
+            return
+        self.lookout.start(generation, rank, Observer(me.node, self.crew.watched(generation), self.crew.look))
+        self._running_since = time.monotonic()
+        log.info(
+            "generation %d: rank %d of %d, %d workers, from %s", generation.number, rank, len(generation.members), generation.world_size,
+            generation.plan.checkpoint or "the beginning",
+        )  # fmt: skip
+        self.loop.post(ev.WorkersUp(generation.number))
+
+    def hold_workers(self, generation: int) -> None:
+        self.loop.post(ev.Held(generation, ok=self.crew.processes is not None))
+
+    def take_up(self, generation: Generation) -> None:
+        self._record = generation
+        self._desk.serve(generation, generation.members[self._rank].first_rank, generation.members[self._rank].node, lambda: self.loop.state)
+
+    # ---- Hands: the end of a generation
+    def stop_workers(self, generation: int, verdict: Verdict | None, reason: str) -> None:
+        self._running_since = None
+        facts = self.lookout.facts()
+        self.lookout.stop()
+        threading.Thread(target=self._end, args=(generation, verdict, facts), name="eh-teardown", daemon=True).start()
+
+    def _end(self, generation: int, verdict: Verdict | None, facts: Any) -> None:
+        finished = verdict is not None and verdict.kind is VerdictKind.FINISH
+        if verdict is not None and not finished:
+            stall = verdict.cause in (Cause.STALL, Cause.MISMATCHED_COLLECTIVES, Cause.WATCHDOG_TIMEOUT)
+            limit = self._policies.evidence.time_limit_s if stall else min(EXIT_EVIDENCE_S, self._policies.evidence.time_limit_s)
+            if self._collecting is not None:
+                self._collecting.join(limit)
+            self._collect(verdict.incident or f"generation-{generation}", limit, facts)
+        report = self.crew.end(self._policies.teardown, finished=finished, kill_s=self._policies.membership.bounds.kill_grace_s)
+        stuck = "" if report is None or report.clean else "; ".join(str(p) for p in report.leftovers)
+
+        def clear() -> None:
+            processes = self.crew.processes
+            if processes is not None:
+                self.last_result = processes.result() or self.last_result
+            self.crew.clear()
+            self.loop.post(ev.WorkersReaped(generation, stuck))
+
+        self._calls.put(clear)
+        self.loop.post(ev.Tick())
+
+    def _collect(self, incident: str, limit_s: float, facts: Any) -> None:
+        if self._collected == incident or limit_s <= 0:
+            return
+        self._collected = incident
+        self.crew.evidence(self._folder, incident, self._policies.evidence, limit_s, facts)
+
+    # ---- what the agent sees
+    def _incident(self, cause: Cause, signature: str, reason: str) -> Incident:
+        assert self._record is not None
+        return Incident(self.make_id(), self._record.number, cause, signature, reason, time.time(), step=self.lookout.newest_step())
+
+    def _exited(self, exit: ExitFacts) -> None:
+        """From the exit watch's thread."""
+        self._calls.put(lambda: self._weigh_exit(exit))
+        self.loop.post(ev.Tick())
+
+    def _weigh_exit(self, exit: ExitFacts) -> None:
+        record, processes = self._record, self.crew.processes
+        if record is None or processes is None or self._running_since is None:
+            return
+        if exit.code == 0:
+            if not processes.alive() and all(e.code == 0 for e in processes.exits()):
+                self.loop.post(ev.WorkersDone(record.number))
+            return
+        found = classify(exit)
+        ran_s = -1.0 if self.lookout.progressed() else exit.ran_s
+        log.warning("rank %d ended: %s", exit.rank, found.reason)
+        generation = self.loop.state.generation
+        self.loop.post(
+            ev.Judged(from_exit(found, id=self.make_id(), generation=generation, wall=time.time(), step=self.lookout.newest_step(), ran_s=ran_s))
+        )
+
+    def _stalled(self, incident: Incident) -> None:
+        self.loop.post(ev.Judged(incident))
+
+    def _warned(self, finding: Finding) -> None:
+        """At the warning bound: take evidence while the operation may still end."""
+        if self._collecting is not None and self._collecting.is_alive():
+            return
+        observer, facts = self.lookout.observer, self.lookout.facts()
+
+        def take() -> None:
+            if observer is not None:
+                with observer.evidence():
+                    self.crew.evidence(self._folder, f"warning-{finding.kind.value}", self._policies.evidence, self._policies.evidence.time_limit_s, facts)
+
+        self._collecting = threading.Thread(target=take, name="eh-evidence", daemon=True)
+        self._collecting.start()
+
+    def _tell(self, progress: Progress) -> None:
+        record = self._record
+        if record is not None:
+            self.loop.tell(record.members[0].who, progress)
+
+    # ---- Hands: the rest
+    def commit_answered(self, answer: ev.CommitAnswered) -> None:
+        self._desk.answered(answer)
+
+    def remove_files(self, record: CheckpointRecord) -> None:
+        self._desk.remove(record, self._policies.membership.bounds.lease_s + self._policies.outage.bound_s)
+
+    def page_human(self, verdict: Verdict) -> None:
+        log.error("A PERSON MUST LOOK: %s", verdict.reason)
+        threading.Thread(target=_page, args=(self._policies, self.loop.state.settings.keys.run, verdict), name="eh-page", daemon=True).start()
+
+    def heard(self, who: Who, message: LinkMessage) -> None:
+        if isinstance(message, Progress):
+            self.lookout.heard(message, time.monotonic())
+
+    def look(self, state: State, deadline: float, now: float) -> None:
+        """Once a turn: calls from other threads, the workers' deadline, judging, care for guardian and warm processes."""
+        while not self._calls.empty():
+            self._calls.get_nowait()()
+        if self.crew.processes is not None and now >= self._ordered_at + ORDER_EVERY_S:
+            self._ordered_at = now
+            self.crew.order(deadline, state.generation, now)
+        self.lookout.look(now)
+        if now >= self._cared_at + 1.0:
+            self._cared_at = now
+            self._guardian.ensure()
+            self._care(state, now)
+        if state.phase is Phase.RUNNING and state.rank == 0 and now >= self._published_at + PUBLISH_EVERY_S:
+            self._published_at = now
+            self._publish(state)
+
+    def _care(self, state: State, now: float) -> None:
+        if self._running_since is None or state.phase is not Phase.RUNNING:
+            return
+        self.crew.learn()
+        quiet = now >= self._running_since + WARM_AFTER_S and state.pending_incident is None and self.lookout.progressed()
+        if quiet and self.crew.warmable and self._policies.warm is Warm.AUTO:
+            self.crew.warm_up()
+
+    def _publish(self, state: State) -> None:
+        body = {"step": self.lookout.newest_step(), "generation": state.generation, "world": state.record.world_size if state.record else 0}
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        self.loop.post(ev.PublishAsked(state.settings.keys.progress, json.dumps({"v": 1, "at": stamp, "by": state.settings.me.node, **body}).encode()))
+
+    def close(self) -> None:
+        """The agent ends: nothing of ours stays."""
+        self._desk.close()
+        self.crew.close()
+        self._guardian.bye()
+        self._room.close()
+
+
+def _page(policies: Policies, run: str, verdict: Verdict) -> None:
+    """Call a person, by command or webhook; a failure is logged, never raised."""
+    text = f"elastic-health: run {run} stopped: {verdict.reason}"
+    page = policies.page
+    try:
+        if page.command:
+            subprocess.run(list(page.command), input=text.encode(), timeout=page.timeout_s, check=False)
+        if page.webhook:
+            body = dump(verdict, at="", by=run)
+            request = urllib.request.Request(page.webhook, data=body, headers={"content-type": "application/json"})
+            urllib.request.urlopen(request, timeout=page.timeout_s).close()
+    except (OSError, subprocess.SubprocessError, urllib.error.URLError, ValueError) as e:
+        log.error("the page did not go out: %s", e)
