@@ -261,5 +261,5 @@ def _listen(path: str) -> socket.socket:
         sock.listen(64)
     except OSError as e:
         sock.close()
-        raise LinkError("a free path of at most 107 bytes for the worker link", f"{path}: {e}", "check the folder and its permissions") from e
+        raise LinkError("a free path of at most 107 bytes", f"{path}: {e}", "check that folder and its permissions") from e
     return sock

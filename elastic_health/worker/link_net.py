@@ -39,7 +39,7 @@ class WorkerLink:
             LinkError: no answer in time, the agent is gone, or it refused the request (then with its own words).
         """
         if os.getpid() != self._pid:
-            raise LinkError("a call from the worker itself", f"process {os.getpid()}, a child of it", "call it in the worker's main process")
+            raise LinkError("a call from the worker itself", f"pid {os.getpid()}, a child of it", "call it in the worker's main process")
         deadline = time.monotonic() + timeout_s
         with self._lock:
             try:

@@ -28,7 +28,8 @@ def encode(message: object, n: int) -> bytes:
     """
     line = json.dumps({"id": n, "op": type(message).__name__, **plain(message)}, separators=(",", ":")).encode() + b"\n"
     if len(line) > messages.MAX_LINE_BYTES:
-        raise BadValue(f"a message of at most {messages.MAX_LINE_BYTES} bytes", f"{type(message).__name__} of {len(line)} bytes", "send less at once")
+        found = f"{type(message).__name__} of {len(line)} bytes"
+        raise BadValue(f"a message of at most {messages.MAX_LINE_BYTES} bytes", found, "send less at once")
     return line
 
 
