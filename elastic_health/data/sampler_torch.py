@@ -47,9 +47,7 @@ class Sampler(TorchSampler[list[Any]]):
     share it was.
     """
 
-    def __init__(
-        self, stream: SampleStream, *, rank: int | None = None, world: int | None = None, with_positions: bool = False
-    ) -> None:
+    def __init__(self, stream: SampleStream, *, rank: int | None = None, world: int | None = None, with_positions: bool = False) -> None:
         self.stream = stream
         self.with_positions = with_positions
         self._given = (rank, world)
