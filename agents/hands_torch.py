@@ -43,7 +43,7 @@ from elastic_health.verdicts import Cause, Verdict, VerdictKind
 log = logging.getLogger("elastic_health")
 ORDER_EVERY_S = 0.25
 PUBLISH_EVERY_S = 5.0
-WARM_AFTER_S = 3.0
+WARM_AFTER_S = 1.0
 """A generation that has run this long without trouble gets warm processes beside it."""
 EXIT_EVIDENCE_S = 0.3
 """When a worker has ended by itself the others are only asked briefly: the cause is known."""

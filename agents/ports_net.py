@@ -85,7 +85,8 @@ class AgentLinks:
             self._post(ev.PeerSaid(event.peer.who, event.message))
         elif isinstance(event, Down):
             self._peers.pop(event.peer.link, None)
-            self._post(ev.LinkDown(event.peer.who, event.reason.value))
+            if all(p.who != event.peer.who for p in self._peers.values()):  # a newer link to it may be up already
+                self._post(ev.LinkDown(event.peer.who, event.reason.value))
             if event.peer.link == self._dial:
                 self._again()
         elif isinstance(event, DialFailed) and event.dial == self._dial:

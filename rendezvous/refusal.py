@@ -30,6 +30,7 @@ def end_of(v: Verdict | None) -> Refusal | None:
     return None
 
 
+
 def refuse(view: View, node: str, spec: RunSpec, wall: float) -> Refusal | None:
     """For one who wants to join: expected, found, what to do."""
     barred = view.barred(node, wall)

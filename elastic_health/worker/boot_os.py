@@ -30,11 +30,11 @@ from elastic_health.worker.watchdog_os import Watchdog
 
 RECORDER: Mapping[str, str] = {
     "TORCH_FR_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
     "TORCH_NCCL_ENABLE_MONITORING": "1",
 }
-"""Switched on in every worker, under the current and the older names; a value that the user set always wins."""
+"""Switched on in every worker; a value that the user set always wins.  The older name of the buffer size
+(TORCH_NCCL_TRACE_BUFFER_SIZE) is left alone: the torch versions that we support warn about it."""
 _PRIVATE = (variables.PAGE, variables.LINK, variables.SERVER, variables.GO_FD, variables.PRELOAD)
 _keep: list[Any] = []
 """What must live as long as the process: the worker server, the page."""

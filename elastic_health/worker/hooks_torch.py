@@ -6,9 +6,12 @@ imported; a finder in front of `sys.meta_path` waits for that import instead.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -40,7 +43,26 @@ def open_server(path: str) -> Any:
     """
     c10d = sys.modules.get("torch._C._distributed_c10d")
     server = getattr(c10d, "_WorkerServer", None)
-    return server(path, -1) if server is not None and path else None
+    if server is None or not path:
+        return None
+    with _quiet():  # it would announce itself on the script's stderr
+        opened = server(path, -1)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(opened))  # never destroyed: that, too, would be announced
+    return opened
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What is written to descriptor 2 for the moment goes nowhere."""
+    sys.stderr.flush() if sys.stderr is not None else None
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 class AfterImport:
