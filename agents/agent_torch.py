@@ -61,7 +61,7 @@ class HealthyAgent(LocalElasticAgent):
         crew = Crew(self._worker_group, launching, room, guardian, place.node, place.keys.run)
         desk = Desk(place.keys.run, lambda event: hands.loop.post(event), lambda: hands.make_id())
         folder = room.evidence(place.policies.evidence.folder, getattr(self._logs_specs, "root_log_dir", "") or "")
-        hands = self._hands = AgentHands(crew, desk, room, guardian, place.policies, folder)
+        hands = self._hands = AgentHands(crew, desk, room, guardian, place.policies, place.store, folder)
         self._link = WorkerLinkServer(room.link, desk.handle, lambda pid, rank: _belongs(crew, pid, rank))
         try:
             hands.loop = handler.attach(
@@ -98,7 +98,7 @@ class HealthyAgent(LocalElasticAgent):
         hands = self._hands
         assert hands is not None and hands.loop.state.left is not None
         status, text = hands.loop.state.left
-        log.info("%s", text)
+        hands.page_if_last()
         result, workers = hands.last_result, self._worker_group.workers
         if status == ExitStatus.OK:
             self._worker_group.state = WorkerState.SUCCEEDED

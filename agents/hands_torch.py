@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import queue
-import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Any
 
 from elastic_health.agents.crew_torch import Crew
@@ -25,17 +24,19 @@ from elastic_health.agents.incidents import from_exit
 from elastic_health.agents.lookout_os import Lookout
 from elastic_health.agents.observe_os import Observer
 from elastic_health.agents.room_os import Room
-from elastic_health.codec import dump
+from elastic_health.exits import ExitStatus
 from elastic_health.findings import Finding
 from elastic_health.generations import CheckpointRecord, Generation, StoreAddress
 from elastic_health.incidents import Incident
 from elastic_health.liveness.exits import classify
 from elastic_health.liveness.facts import ExitFacts
 from elastic_health.messages import LinkMessage, Progress
+from elastic_health.pager_net import Page, page_once
 from elastic_health.policies import Policies, Warm
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.loop_net import MembershipLoop
 from elastic_health.rendezvous.state import Phase, State
+from elastic_health.rendezvous.store import Store
 from elastic_health.rendezvous.tcpstore_torch import host_store
 from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
@@ -54,7 +55,9 @@ class AgentHands:
 
     loop: MembershipLoop
 
-    def __init__(self, crew: Crew, desk: Desk, room: Room, guardian: Guardian, policies: Policies, evidence_folder: str) -> None:
+    def __init__(
+        self, crew: Crew, desk: Desk, room: Room, guardian: Guardian, policies: Policies, session: Store, evidence_folder: str
+    ) -> None:
         self.crew, self._desk, self._room, self._guardian, self._policies = crew, desk, room, guardian, policies
         self._folder = evidence_folder
         self._store: Any = None
@@ -67,6 +70,8 @@ class AgentHands:
         self._running_since: float | None = None
         self._ids = 0
         self.last_result: Any = None
+        self._session = session
+        self._paging: threading.Thread | None = None
         self.lookout = Lookout(policies.stall, self._tell, self._stalled, self._warned, self.make_id, time.time)
 
     def make_id(self) -> str:
@@ -202,8 +207,28 @@ class AgentHands:
         self._desk.remove(record, self._policies.membership.bounds.lease_s + self._policies.outage.bound_s)
 
     def page_human(self, verdict: Verdict) -> None:
+        """Claimed in the store, so that one page goes out whoever is first; `close` waits for it."""
+        if self._paging is not None:
+            return
         log.error("A PERSON MUST LOOK: %s", verdict.reason)
-        threading.Thread(target=_page, args=(self._policies, self.loop.state.settings.keys.run, verdict), name="eh-page", daemon=True).start()
+        keys = self.loop.state.settings.keys
+        stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        page = Page(self.make_id(), keys.run, verdict.generation, verdict.reason, verdict.exit_status, self.loop.state.settings.me.node, stamp)
+
+        def call() -> None:
+            for note in page_once(self._session, keys, self._policies.page, page, os.environ).trouble:
+                log.error("paging: %s", note)
+
+        self._paging = threading.Thread(target=call, name="eh-page", daemon=True)
+        self._paging.start()
+
+    def page_if_last(self) -> None:
+        """At the end of a run that a person must look at: whoever wrote the verdict may have died before it paged."""
+        verdict = self.loop.state.view.verdict
+        if verdict is not None and verdict.kind is VerdictKind.ABORT and verdict.exit_status in (ExitStatus.CAPPED, ExitStatus.NO_CHECKPOINT):
+            self.page_human(verdict)
+        if self._paging is not None:
+            self._paging.join(2 * self._policies.page.timeout_s + 5.0)
 
     def heard(self, who: Who, message: LinkMessage) -> None:
         if isinstance(message, Progress):
@@ -244,18 +269,3 @@ class AgentHands:
         self.crew.close()
         self._guardian.bye()
         self._room.close()
-
-
-def _page(policies: Policies, run: str, verdict: Verdict) -> None:
-    """Call a person, by command or webhook; a failure is logged, never raised."""
-    text = f"elastic-health: run {run} stopped: {verdict.reason}"
-    page = policies.page
-    try:
-        if page.command:
-            subprocess.run(list(page.command), input=text.encode(), timeout=page.timeout_s, check=False)
-        if page.webhook:
-            body = dump(verdict, at="", by=run)
-            request = urllib.request.Request(page.webhook, data=body, headers={"content-type": "application/json"})
-            urllib.request.urlopen(request, timeout=page.timeout_s).close()
-    except (OSError, subprocess.SubprocessError, urllib.error.URLError, ValueError) as e:
-        log.error("the page did not go out: %s", e)

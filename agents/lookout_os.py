@@ -14,7 +14,7 @@ from elastic_health.agents.observe_os import Observer
 from elastic_health.findings import Finding
 from elastic_health.generations import Generation
 from elastic_health.incidents import Incident
-from elastic_health.liveness.facts import RankFacts
+from elastic_health.liveness.facts import ProcState, RankFacts
 from elastic_health.liveness.judge import judge
 from elastic_health.liveness.memory import JudgeMemory
 from elastic_health.messages import Progress
@@ -90,6 +90,9 @@ class Lookout:
             self._tell(Progress(self._record.communicator, mine))
             return
         facts = tuple(dataclasses.replace(f, age_s=max(0.0, now - at)) for f, at in self._heard.values())
+        if all(f.heartbeat_age_s is None for f in facts):
+            # No worker has a page (`--no-python`, a script still starting): only the kernel's word counts.
+            facts = tuple(f for f in facts if f.proc is ProcState.STOPPED)
         self._memory, findings = judge(facts, self._memory, self._policy, now, self._record.world_size)
         self._pass_on(findings)
 

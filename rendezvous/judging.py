@@ -44,7 +44,7 @@ def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
     if not d.s.fresh(d.now) or not d.can_send(Purpose.VERDICT):
         return False
     what = _with_live_target(d.s, what)
-    action, reason = decide(what, (), d.s.view.budget, _facts(d.s), d.s.settings.policies.recovery, d.wall)
+    action, reason = decide(what, _rollbacks(d.s), d.s.view.budget, _facts(d.s), d.s.settings.policies.recovery, d.wall)
     record = _record(d, what, action, reason.text())
     if action.kind is ActionKind.NOTHING or not action.done:
         d.say("not_acted", f"{what.cause.value}: {reason.text()}", warn=True)
@@ -62,6 +62,14 @@ def _with_live_target(s: State, what: Incident) -> Incident:
         return what
     line = committed(s.view.checkpoints, ancestors(s.view.checkpoints, what.target))
     return dataclasses.replace(what, target=next(iter(line), None))
+
+
+def _rollbacks(s: State) -> tuple[Record, ...]:
+    """The rollbacks of this run so far, as its verdicts tell them: is it the same spike again?"""
+    done = (v for _, v in sorted(s.view.verdicts.items()) if v.kind is VerdictKind.ROLLBACK)
+    return tuple(
+        Record(v.incident, ActionKind.ROLLBACK.value, v.reason, v.cause.value, v.signature, v.generation, v.step) for v in done
+    )
 
 
 def _facts(s: State) -> MembershipFacts:
