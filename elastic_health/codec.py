@@ -13,7 +13,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from elastic_health.errors import BadValue
@@ -24,6 +24,8 @@ SCHEMA = 1
 
 def plain(value: Any) -> Any:
     """Turn a value made of dataclasses, enums and tuples into JSON-ready dicts, lists and scalars."""
+    if value is None or isinstance(value, str | int | float) and not isinstance(value, enum.Enum):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
@@ -49,7 +51,7 @@ def load(cls: type[T], raw: bytes, key: str) -> T:
     """
     try:
         body = json.loads(raw)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise BadValue("a JSON object", f"{key}: {e}", "delete or correct this key with etcdctl") from e
     if not isinstance(body, dict):
         raise BadValue("a JSON object", f"{key}: {type(body).__name__}", "delete or correct this key with etcdctl")
@@ -64,9 +66,8 @@ def build(cls: type[T], body: Any, where: str) -> T:
     return typing.cast(T, _read(cls, body, where))
 
 
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+Reader = Callable[[Any, str], Any]
+"""(plain value, where it stands) -> the value; raises BadValue."""
 
 
 def _bad(where: str, want: Any, found: Any) -> BadValue:
@@ -75,59 +76,110 @@ def _bad(where: str, want: Any, found: Any) -> BadValue:
 
 
 def _read(want: Any, value: Any, where: str) -> Any:
+    return _reader(want)(value, where)
+
+
+@functools.cache
+def _reader(want: Any) -> Reader:
+    """How to read one type: worked out once, since every watch event is read by every agent."""
     origin = typing.get_origin(want)
     if origin in (typing.Union, types.UnionType):
-        options = typing.get_args(want)
-        if value is None and type(None) in options:
-            return None
-        return _read(next(o for o in options if o is not type(None)), value, where)
+        return _union_reader(typing.get_args(want))
     if want is Any or want is object:
-        return value
+        return lambda value, where: value
     if origin is tuple:
-        return _read_tuple(typing.get_args(want), value, where)
+        return _tuple_reader(typing.get_args(want))
     if origin is not None and issubclass(origin, Mapping):
-        return _read_mapping(typing.get_args(want), value, where)
+        return _mapping_reader(typing.get_args(want))
     if dataclasses.is_dataclass(want):
-        return _read_dataclass(want, value, where)
+        return _dataclass_reader(want)
     if isinstance(want, type) and issubclass(want, enum.Enum):
+        return _enum_reader(want)
+    return _scalar_reader(want)
+
+
+def _union_reader(options: tuple[Any, ...]) -> Reader:
+    optional, one = type(None) in options, _reader(next(o for o in options if o is not type(None)))
+    return lambda value, where: None if value is None and optional else one(value, where)
+
+
+def _enum_reader(want: type[enum.Enum]) -> Reader:
+    def read(value: Any, where: str) -> Any:
         try:
             return want(value)
         except ValueError:
             raise _bad(where, want, value) from None
-    return _read_scalar(want, value, where)
+
+    return read
 
 
-def _read_scalar(want: Any, value: Any, where: str) -> Any:
-    if want is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, want) or (want in (int, float) and isinstance(value, bool)):
-        raise _bad(where, want, value)
-    return value
+def _scalar_reader(want: Any) -> Reader:
+    def read(value: Any, where: str) -> Any:
+        if type(value) is want:
+            return value
+        if want is float and isinstance(value, int) and not isinstance(value, bool):
+            try:
+                return float(value)
+            except OverflowError:
+                raise _bad(where, want, value) from None
+        if not isinstance(value, want) or (want in (int, float) and isinstance(value, bool)):
+            raise _bad(where, want, value)
+        return value
+
+    return read
 
 
-def _read_tuple(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        raise _bad(where, "a list", value)
+def _tuple_reader(args: tuple[Any, ...]) -> Reader:
     if len(args) == 2 and args[1] is Ellipsis:
-        return tuple(_read(args[0], v, f"{where}[{i}]") for i, v in enumerate(value))
-    if len(args) != len(value):
-        raise _bad(where, f"a list of {len(args)}", value)
-    return tuple(_read(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(args, value, strict=True)))
+        return _list_reader(_reader(args[0]))
+    each = tuple(_reader(a) for a in args)
+
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, list | tuple):
+            raise _bad(where, "a list", value)
+        if len(each) != len(value):
+            raise _bad(where, f"a list of {len(each)}", value)
+        return tuple(one(v, f"{where}[{i}]") for i, (one, v) in enumerate(zip(each, value, strict=True)))
+
+    return read
 
 
-def _read_mapping(args: tuple[Any, ...], value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise _bad(where, "an object", value)
-    return {str(k): _read(args[1], v, f"{where}.{k}") for k, v in value.items()}
+def _list_reader(one: Reader) -> Reader:
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, list | tuple):
+            raise _bad(where, "a list", value)
+        return tuple(one(v, f"{where}[{i}]") for i, v in enumerate(value))
+
+    return read
 
 
-def _read_dataclass(want: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, Mapping):
-        raise _bad(where, "an object", value)
-    hints, known = _hints(want), {}
-    for field in dataclasses.fields(want):
-        if field.name in value:
-            known[field.name] = _read(hints[field.name], value[field.name], f"{where}.{field.name}")
-        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise BadValue(f"field {field.name}", f"{where}: it is missing", "correct this value")
-    return want(**known)
+def _mapping_reader(args: tuple[Any, ...]) -> Reader:
+    one = _reader(args[1])
+
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, Mapping):
+            raise _bad(where, "an object", value)
+        return {str(k): one(v, f"{where}.{k}") for k, v in value.items()}
+
+    return read
+
+
+def _dataclass_reader(want: Any) -> Reader:
+    hints = typing.get_type_hints(want)
+    missing = dataclasses.MISSING
+    fields = tuple(
+        (f.name, _reader(hints[f.name]), f.default is missing and f.default_factory is missing) for f in dataclasses.fields(want)
+    )
+
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, Mapping):
+            raise _bad(where, "an object", value)
+        known = {}
+        for name, one, needed in fields:
+            if name in value:
+                known[name] = one(value[name], f"{where}.{name}")
+            elif needed:
+                raise BadValue(f"field {name}", f"{where}: it is missing", "correct this value")
+        return want(**known)
+
+    return read

@@ -28,11 +28,11 @@ class Draft:
         self._wake = float("inf")
 
     def done(self) -> tuple[State, tuple[ev.Effect, ...]]:
-        return dataclasses.replace(self.s, wake_at=self._wake), tuple(self.effects)
+        return self.s.changed({"wake_at": self._wake}), tuple(self.effects)
 
     # ---- state
     def set(self, **changes: Any) -> None:
-        self.s = dataclasses.replace(self.s, **changes)
+        self.s = self.s.changed(changes)
 
     def go(self, phase: Phase) -> None:
         self.set(phase=phase, since=self.now, ready_since=None, formable_since=None)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from elastic_health.checkpoints.retention import Keep
 from elastic_health.generations import Bounds, Generation, RunSpec, StoreAddress
@@ -248,3 +249,13 @@ class State:
 
     def under_way(self, purpose: Purpose) -> Sent | None:
         return next((s for s in self.sent.values() if s.purpose is purpose), None)
+
+    def changed(self, changes: Mapping[str, Any]) -> State:
+        """This state with other values for some fields.  Several times a step, so without the cost of
+        `dataclasses.replace` (which runs all of `__init__`)."""
+        values = {**self.__dict__, **changes}
+        if len(values) != len(self.__dict__):
+            raise TypeError(f"State has no field {', '.join(sorted(changes.keys() - self.__dict__.keys()))}")
+        new = object.__new__(State)
+        new.__dict__.update(values)
+        return new

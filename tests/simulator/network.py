@@ -1,34 +1,25 @@
-"""What stands between agents, and between an agent and the store: delays, cuts, lost and late answers; all drawn from one seed."""
+"""One seeded event heap: the only source of time, of order and of chance in a simulated run."""
 
 from __future__ import annotations
 
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
-
-
-@dataclass(order=True)
-class _Due:
-    at: float
-    n: int
-    what: Callable[[], None] = field(compare=False)
 
 
 class Clockwork:
-    """One event heap: the only source of time and of order."""
+    """Virtual seconds; what is due at the same time happens in the order in which it was asked for."""
 
     def __init__(self, seed: int) -> None:
         self.now, self.random, self._n = 0.0, random.Random(seed), 0
-        self._heap: list[_Due] = []
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self.history: list[str] = []
-        self.events = 0
 
-    def at(self, when: float, what: Callable[[], None]) -> None:
+    def at(self, when: float, what: Callable[[], object]) -> None:
         self._n += 1
-        heapq.heappush(self._heap, _Due(max(when, self.now), self._n, what))
+        heapq.heappush(self._heap, (max(when, self.now), self._n, what))
 
-    def after(self, delay: float, what: Callable[[], None]) -> None:
+    def after(self, delay: float, what: Callable[[], object]) -> None:
         self.at(self.now + delay, what)
 
     def note(self, text: str) -> None:
@@ -36,20 +27,19 @@ class Clockwork:
 
     def run(self, until: Callable[[], bool], deadline: float) -> bool:
         """Run until the condition holds; False when virtual `deadline` passes or nothing is left."""
-        while self._heap:
+        heap = self._heap
+        while heap:
             if until():
                 return True
-            due = heapq.heappop(self._heap)
-            if due.at > deadline:
-                heapq.heappush(self._heap, due)
+            if heap[0][0] > deadline:
                 self.now = deadline
                 return False
-            self.now = max(self.now, due.at)
-            self.events += 1
-            due.what()
+            when, _, what = heapq.heappop(heap)
+            self.now = max(self.now, when)
+            what()
         return until()
 
     def delay(self, most: float = 0.02) -> float:
         """Mostly short, sometimes ten times as long."""
-        r = self.random
-        return r.uniform(0.0005, most) * (10 if r.random() < 0.03 else 1)
+        r = self.random.random()
+        return (0.0005 + r * (most - 0.0005)) * (10 if self.random.random() < 0.03 else 1)

@@ -1,64 +1,58 @@
-"""All nodes of a run, the store, the links and the training, on one event heap; and the faults that strike them."""
+"""All nodes of a run, the store and the training, on one event heap, and what an observer of all of it checks."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from elastic_health.generations import GenerationKind
-from elastic_health.messages import LinkMessage
+from elastic_health.generations import CandidateState, GenerationKind
+from elastic_health.codec import load
+from elastic_health.generations import Candidate
 from elastic_health.policies import Policies
 from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous.keys import RunKeys
+from elastic_health.rendezvous.keys import FleetKeys, RunKeys
 from elastic_health.rendezvous.memory import MemoryStore
-from elastic_health.rendezvous.state import Phase
-from elastic_health.rendezvous.store import LeaseGone, TxnResult, WatchBatch
-from elastic_health.rendezvous.view import Who
-from elastic_health.verdicts import Cause, VerdictKind
+from elastic_health.rendezvous.state import Phase, Purpose
+from elastic_health.rendezvous.store import Compare, LeaseGone, Put, Target, Txn
+from elastic_health.verdicts import Cause, Verdict, VerdictKind
 from elastic_health.windows import Window, outside
 from tests.simulator.ledger import Ledger, need
+from tests.simulator.links import Links
 from tests.simulator.network import Clockwork
-from tests.simulator.node import Crew, Node
+from tests.simulator.node import PROGRESS_S, Crew, Node
 
-STEP_S = 0.05
+if TYPE_CHECKING:
+    from tests.simulator.faults import Plan
 
-
-class StoreFace:
-    """What nodes may ask of the store directly (reads of a watch); transactions go through the ledger."""
-
-    def __init__(self, memory: MemoryStore) -> None:
-        self.memory = memory
-
-    @property
-    def revision(self) -> int:
-        return self.memory.revision
-
-    def range_all(self, prefix: str):  # type: ignore[no-untyped-def]
-        return self.memory.range(prefix).kvs
-
-    def since(self, prefix: str, seen: int, compacted: bool) -> WatchBatch | None:
-        if seen >= self.memory.revision:
-            return None
-        if compacted:
-            return WatchBatch(self.memory.revision, (), True, self.memory.range(prefix).kvs)
-        events = tuple(e for b in self.memory.since(prefix, seen + 1) for e in b.events)
-        return WatchBatch(self.memory.revision, events)
+STEP_S = 0.1
+GUARDIAN_S = 0.05
+SKEW_MARGIN_S = 0.6
 
 
 class World:
-    """One run.  `total` positions are to be consumed, one a step; a commit each `every` steps."""
+    """One run.  `total` positions are to be consumed, one a step (None: not yet known); a commit each `every` steps."""
 
-    def __init__(self, seed: int, *, nodes: int, least: int, most: int, total: int = 60, every: int = 5, policies: Policies | None = None) -> None:
+    def __init__(self, seed: int, *, nodes: int, least: int, most: int, total: int | None, every: int, policies: Policies) -> None:
         self.clockwork, self.keys = Clockwork(seed), RunKeys(f"sim{seed}")
+        self.quarantine = f"{FleetKeys(self.keys.prefix).quarantine}nodes/"
         self.memory = MemoryStore(min_ttl_s=2.0)
-        self.store = StoreFace(self.memory)
-        self.policies = policies or Policies()
+        self.policies = policies
         self.least, self.most, self.total, self.every = least, most, total, every
-        self.ledger = Ledger(self.memory, self.keys, least, most, self.policies.recovery.caps.total)
+        self.ledger = Ledger(self.memory, self.keys, least, most, policies.recovery.caps.total, lambda: self.clockwork.now)
         self.nodes = [Node(self, f"n{i}") for i in range(nodes)]
+        self.by_name = {n.name: n for n in self.nodes}
+        self.links = Links(self)
         self.outage, self.pages, self._count = False, 0, 0
         self.compaction, self.loss = 0.02, 0.02
-        self.applied: dict[int, tuple[VerdictKind, str]] = {}
-        self.heads: dict[int, str | None] = {}
+        self.plan: Plan | None = None
+        self.moments: Counter[str] = Counter()
+        self.requests: dict[tuple[str, str], list[str]] = defaultdict(list)
+        self.removed: set[str] = set()
+        self.forced: set[int] = set()
+        self.skips: list[tuple[int, Window]] = []
+        self.newest_communicator, self.stepped_at, self._told_progress = 0, -1.0, 0.0
+        self.memory.subscribe("", lambda _: [n.watch() for n in self.nodes])
         self._expiry()
         self._train()
 
@@ -66,59 +60,129 @@ class World:
         self._count += 1
         return self._count
 
+    def named(self, name: str) -> Node:
+        return self.by_name[name]
+
+    def happened(self, moment: str, node: Node) -> None:
+        """A step boundary was passed: a planned fault may strike exactly here."""
+        self.moments[moment] += 1
+        if self.plan is not None:
+            self.plan.at_moment(moment, self.moments[moment], node)
+
     # ---- the store, with its faults
     def _expiry(self) -> None:
+        """Leases end; whoever held one that ended by itself must have known before."""
+        before = self.memory.leases()
         self.memory.advance(self.clockwork.now)
-        self.clockwork.after(0.05, self._expiry)
+        for lease in before.keys() - self.memory.leases().keys():
+            self._lease_ended(lease)
+        due = self.memory.next_due()
+        self.clockwork.at(min(due, self.clockwork.now + 1.0) if due is not None else self.clockwork.now + 0.5, self._expiry)
 
-    def _trip(self, node: Node, ask: Callable[[], ev.Event], lost: Callable[[bool], ev.Event | None], *, write: bool) -> None:
-        """One request and its answer.  Either may be lost; a lost write may land late."""
+    def _lease_ended(self, lease: int) -> None:
+        owner = next((n for n in self.nodes if n.running and n.state.lease == lease), None)
+        if owner is not None and lease not in self.forced:
+            late = owner.state.lease_deadline - owner.now
+            allowed = 0.01 if owner.rate == 1.0 else SKEW_MARGIN_S
+            need("R10", late <= allowed or owner.state.lease_gone, f"{owner.name} counts on its lease for {late:.2f} s after the store ended it")
+            self.happened("lease ended", owner)
+
+    def _trip(self, node: Node, ask: Callable[[], ev.Event], lost: Callable[[bool], ev.Event], purpose: str) -> None:
+        """One request and its answer.  Either may be lost; a lost write may land late.  `lost(ambiguous)`."""
         c, life = self.clockwork, node.life
+        write = purpose not in ("grant", "renew")
 
-        def reply(event: ev.Event | None) -> None:
-            if event is not None and node.life == life:
+        def reply(event: ev.Event) -> None:
+            if node.life == life:
                 node.feed(event)
 
         def arrive() -> None:
             if not node.reaches_store():
-                c.after(1.0, lambda: reply(lost(False)))
-                return
-            if c.random.random() < self.loss:  # the request is lost, or only late
-                if write and c.random.random() < 0.5:
+                return c.after(1.0, lambda: reply(lost(False)))
+            queue = self.requests.get((node.name, purpose))
+            fate = queue.pop() if queue else ""
+            if not fate and c.random.random() < self.loss:
+                fate = c.random.choice(("request lost", "reply lost", "write late"))
+            if fate == "store full" and write:
+                e = lost(False)
+                assert isinstance(e, ev.TxnFailed)
+                return c.after(c.delay(), lambda: reply(ev.TxnFailed(e.id, False, "full", fatal=True)))
+            if fate == "request lost":
+                return c.after(1.0, lambda: reply(lost(write)))
+            if fate == "write late":
+                if write:
                     c.after(c.random.uniform(0.5, 8.0), lambda: None if self.outage else ask())
-                c.after(1.0, lambda: reply(lost(write)))
-                return
+                return c.after(1.0, lambda: reply(lost(write)))
             event = ask()
-            if c.random.random() < self.loss or not node.reaches_store():
-                c.after(1.0, lambda: reply(lost(write)))
-            else:
-                c.after(c.delay(), lambda: reply(event))
+            if fate == "reply lost" or not node.reaches_store():
+                return c.after(1.0, lambda: reply(lost(write)))
+            slow = c.random.uniform(0.3, 4.0) if c.now < node.slow_until else 0.0
+            c.after(c.delay() + slow, lambda: reply(event))
 
         c.after(c.delay(), arrive)
 
     def send(self, node: Node, e: ev.Send) -> None:
+        purpose = next((s.purpose for s in node.state.sent.values() if s.id == e.id), Purpose.LEAVE)
+        if purpose is Purpose.FORM and node.former_stuck:
+            return
+
         def ask() -> ev.Event:
             self.memory.advance(self.clockwork.now)
             try:
-                result: TxnResult = self.ledger.apply(e.txn)
+                generation = self.ledger.current
+                result = self.ledger.apply(e.txn)
             except LeaseGone:
                 return ev.TxnFailed(e.id, False, "lease gone", lease_gone=True)
+            if result.succeeded:
+                self._landed(node, purpose, e.txn, generation)
             return ev.TxnDone(e.id, result)
 
-        self._trip(node, ask, lambda ambiguous: ev.TxnFailed(e.id, ambiguous), write=True)
+        self._trip(node, ask, lambda ambiguous: ev.TxnFailed(e.id, ambiguous), purpose.value)
+
+    def _landed(self, node: Node, purpose: Purpose, txn: Txn, before: int) -> None:
+        if purpose is Purpose.READY:
+            self._ready_landed(txn)
+        if purpose is Purpose.FORM:
+            self._formed(node)
+        if purpose is Purpose.VERDICT and self.ledger.verdicts[max(self.ledger.verdicts)].kind is VerdictKind.ROLLBACK:
+            self.happened("rollback verdict", node)
+        self.happened(f"txn {purpose.value}", node)
+
+    def _ready_landed(self, txn: Txn) -> None:
+        """Only `ready` counts: it must not be said of one whose workers live."""
+        for op in txn.then:
+            if isinstance(op, Put):
+                c = load(Candidate, op.value, op.key)
+                n = self.named(c.node)
+                if c.state is CandidateState.READY and n.running and n.state.who == (c.node, c.incarnation):
+                    need("R2", n.crew is None, f"{c.node} is written `ready` while its workers of {n.crew.generation if n.crew else 0} live")
+
+    def _formed(self, former: Node) -> None:
+        g = self.ledger.generations[self.ledger.current]
+        barred = {kv.key.rsplit("/", 1)[1] for kv in self.memory.range(self.quarantine).kvs if kv.mod_revision <= former.seen}
+        need("I2", not barred & {m.node for m in g.members}, f"generation {g.number} holds a quarantined node of {sorted(barred)}")
+        for revision, w in self.skips:
+            kept = revision > former.seen or all(outside(p, g.plan.windows) != p for p in range(w.start, w.end))
+            need("I4", kept, f"generation {g.number} ignores the window {w.start}..{w.end} that a person had recorded")
+        if g.kind is GenerationKind.IN_PLACE:
+            self.happened("in-place form", former)
+            return
+        for n in self.nodes:
+            if n.crew is not None and n.alive:  # a dead agent's guardian is about to end them
+                need("R10", n.crew.communicator >= g.number, f"generation {g.number} forms while workers of {n.crew.generation} live on {n.name}")
 
     def grant(self, node: Node, ttl_s: float) -> None:
-        sent = self.clockwork.now
+        sent = node.now
 
         def ask() -> ev.Event:
             self.memory.advance(self.clockwork.now)
             lease = self.memory.grant(ttl_s)
             return ev.LeaseHeld(lease.id, sent, lease.ttl_s)
 
-        self._trip(node, ask, lambda _: ev.LeaseFailed(0, False), write=False)
+        self._trip(node, ask, lambda _: ev.LeaseFailed(0, False), "grant")
 
     def renew(self, node: Node, lease: int) -> None:
-        sent = self.clockwork.now
+        sent = node.now
 
         def ask() -> ev.Event:
             self.memory.advance(self.clockwork.now)
@@ -127,145 +191,106 @@ class World:
             except LeaseGone:
                 return ev.LeaseFailed(lease, True)
 
-        self._trip(node, ask, lambda _: ev.LeaseFailed(lease, False), write=False)
+        self._trip(node, ask, lambda _: ev.LeaseFailed(lease, False), "renew")
 
     def revoke(self, node: Node, lease: int) -> None:
         if node.reaches_store():
-            self.clockwork.after(self.clockwork.delay(), lambda: self.memory.expire(lease))
+            self.clockwork.after(self.clockwork.delay(), lambda: self.expire(lease))
 
-    # ---- links
-    def find(self, who: Who) -> Node | None:
-        """The living agent of that name and process; a later incarnation of the same process is the same agent."""
-        node = next(n for n in self.nodes if n.name == who[0])
-        return node if node.alive and node.left is None and who[1].split("-")[0] == f"life{node.life}" else None
+    def expire(self, lease: int) -> None:
+        self.forced.add(lease)
+        self.memory.expire(lease)
 
-    def parted(self, a: Node, b: Node) -> bool:
-        return b.name in a.cut_peers or a.name in b.cut_peers
-
-    def connect(self, node: Node, who: Who) -> None:
-        c, life, me = self.clockwork, node.life, node.state.who
-
-        def dial() -> None:
-            peer = self.find(who)
-            if node.life != life or not node.alive or node.state.who != me or who in node.linked:
-                return
-            if node.state.phase not in (Phase.STARTING, Phase.RUNNING, Phase.HOLDING):
-                return
-            if peer is None or peer.paused or self.parted(node, peer):
-                c.after(0.5, dial)
-                return
-            node.linked[who], peer.linked[me] = peer.life, node.life
-            node.feed(ev.LinkUp(who))
-            peer.feed(ev.LinkUp(me))
-
-        c.after(c.delay(), dial)
-
-    def break_links(self, node: Node, *, silent: bool = False) -> None:
-        """The other ends notice: at once (EOF), or after the link timeout when nothing says so."""
-        wait = self.policies.membership.bounds.link_timeout_s if silent else 0.001
-        me = {w for n in self.nodes for w in n.linked if w[0] == node.name}
-        for other in self.nodes:
-            for who in [w for w in other.linked if w in me or (w[0] == node.name)]:
-                del other.linked[who]
-                other.later(wait + self.clockwork.delay(), ev.LinkDown(who, "eof"))
-        for who in list(node.linked):
-            del node.linked[who]
-            if silent:
-                node.later(wait, ev.LinkDown(who, "timeout"))
-
-    def close_links(self, node: Node) -> None:
-        self.break_links(node)
-
-    def tell(self, node: Node, e: ev.Tell) -> None:
-        for who in [e.who] if e.who is not None else list(node.linked):
-            if who in node.linked:
-                self._deliver(node, who, e.message)
-
-    def _deliver(self, node: Node, who: Who, message: LinkMessage) -> None:
-        peer, me = self.find(who), node.state.who
-        if peer is not None and not self.parted(node, peer):
-            peer.later(self.clockwork.delay(), ev.PeerSaid(me, message))
-
-    def probe(self, node: Node, who: Who) -> None:
-        target = next(n for n in self.nodes if n.name == who[0])
-        if self.parted(node, target):
-            return
-        dead = self.find(who) is None or target.state.who != who
-        if not dead and target.paused:
-            return
-        node.later(self.clockwork.delay(), ev.Probed(who, dead))
+    def page(self, node: Node, verdict: Verdict) -> None:
+        """As the pager does: who creates the key calls the person."""
+        key = self.keys.paged
+        if self.memory.apply(Txn((Compare(key, Target.CREATE, 0),), (Put(key, b"{}"),))).succeeded:
+            self.pages += 1
+            self.clockwork.note(f"{node.name} pages: {verdict.reason}")
 
     # ---- training
     def _train(self) -> None:
-        self._deadlines()
+        now = self.clockwork.now
         groups: dict[int, list[tuple[Node, Crew]]] = {}
         for n in self.nodes:
-            if n.crew is not None:
-                groups.setdefault(n.crew.communicator, []).append((n, n.crew))
-        for communicator, team in groups.items():
-            record = self.ledger.generations[communicator]
-            if len(team) == len(record.members) and {n.name for n, _ in team} == {m.node for m in record.members}:
-                self._step(team)
-        self.clockwork.after(STEP_S, self._train)
-
-    def _deadlines(self) -> None:
-        """The watchdog in the workers, and the guardian beside a dead agent (rule 7)."""
-        for n in self.nodes:
             crew = n.crew
-            if crew is not None and self.clockwork.now > crew.deadline:
+            if crew is None:
+                continue
+            if n.now > crew.deadline:  # the watchdog in the workers, or the guardian beside a dead agent
                 self.clockwork.note(f"{n.name}: workers end by the deadline in their page")
                 n.lose_crew(Cause.WORKER_KILLED, "deadline passed")
+            else:
+                groups.setdefault(crew.communicator, []).append((n, crew))
+        for communicator, team in groups.items():
+            if len(team) == len(self.ledger.generations[communicator].members):
+                self._step(team)
+        self.clockwork.at(now + STEP_S, self._train)
 
     def _step(self, team: list[tuple[Node, Crew]]) -> None:
-        crews = [c for _, c in team]
-        if any(c.held for c in crews):
+        first = team[0][1]
+        g = self.ledger.generations[first.generation]
+        if {n.name for n, _ in team} != {m.node for m in g.members}:
             return
-        if len({c.generation for c in crews}) > 1:
-            return  # some have not taken the in-place generation up yet; the barrier of the hand-over holds the others
-        g = self.ledger.generations[crews[0].generation]
-        need("I4", len({(c.position, c.mask) for c in crews}) == 1, f"workers of generation {g.number} stand at different positions")
-        position = outside(crews[0].position, g.plan.windows)
+        if any(c.held or c.generation != first.generation for _, c in team):
+            return  # some have not taken the in-place generation up yet: the barrier of the hand-over holds the others
+        need("R10", g.communicator >= self.newest_communicator, f"workers of {g.number} step after those of {self.newest_communicator}")
+        self.newest_communicator = g.communicator
+        need("I4", all((c.position, c.mask) == (first.position, first.mask) for _, c in team), f"workers of {g.number} stand at different positions")
         rank0, lead = next((n, c) for n, c in team if n.name == g.members[0].node)
-        if position >= self.total:
-            if lead.committed < crews[0].position and crews[0].steps > g.plan.step:
-                if not lead.pending:  # the end waits for the last commit
-                    rank0.ask_commit()
-                return
-            for n, c in team:
-                if not c.done:
-                    c.done = True
-                    n.feed(ev.WorkersDone(c.generation))
+        self.stepped_at = self.clockwork.now
+        if self._stepped_at_due():
+            rank0.feed(ev.PublishAsked(self.keys.progress, str(lead.generation).encode()))
+        position = outside(first.position, g.plan.windows)
+        if self.total is not None and position >= self.total:
+            self._end(team, rank0, lead, g.plan.step)
             return
-        need("I4", position not in crews[0].mask, f"position {position} is consumed twice")
-        for c in crews:
-            c.mask, c.position, c.steps = c.mask | {position}, position + 1, c.steps + 1
-        if crews[0].steps % self.every == 0 and not lead.pending:
+        need("I4", not first.mask >> position & 1, f"position {position} is consumed twice")
+        for _, c in team:
+            c.mask, c.position, c.steps = c.mask | 1 << position, position + 1, c.steps + 1
+        if lead.steps % self.every == 0 and not lead.pending:
             rank0.ask_commit()
 
-    # ---- faults that need the whole group
-    def halt(self, generation: int) -> bool:
-        """All ranks agree to halt: roll back three steps and skip the last one."""
-        team = [n for n in self.nodes if n.crew is not None and n.crew.generation == generation and n.state.phase is Phase.RUNNING]
-        g = self.ledger.generations.get(generation)
-        if g is None or len(team) != len(g.members) or generation in self.ledger.verdicts:
+    def _stepped_at_due(self) -> bool:
+        if self.clockwork.now < self._told_progress + PROGRESS_S:
+            return False
+        self._told_progress = self.clockwork.now
+        return True
+
+    def _end(self, team: list[tuple[Node, Crew]], rank0: Node, lead: Crew, start: int) -> None:
+        if lead.committed < lead.position and lead.steps > start:
+            if not lead.pending:  # the end waits for the last commit
+                rank0.ask_commit()
+            return
+        for n, c in team:
+            if not c.done:
+                c.done = True
+                n.feed(ev.WorkersDone(c.generation))
+                self.happened("workers done", n)
+
+    def halt(self) -> bool:
+        """All ranks agree to halt: roll back a few steps and skip the last one."""
+        g = self.ledger.generations.get(self.ledger.current)
+        team = [n for n in self.nodes if n.crew is not None and g is not None and n.crew.generation == g.number and n.state.phase is Phase.RUNNING]
+        if g is None or len(team) != len(g.members) or g.number in self.ledger.verdicts or any(n.paused or not n.alive for n in team):
             return False
         crew = team[0].crew
         assert crew is not None
-        if crew.position == 0 or crew.done:
+        if crew.position == 0 or crew.done or crew.held:
             return False
         for n in team:
             assert n.crew is not None
             n.crew.held = True
         rank0 = next(n for n in team if n.name == g.members[0].node)
-        own = [c for c in self.ledger.checkpoints.values() if c.generation == generation and c.state.value == "committed" and c.position < crew.position - 2]
-        target = max(own, key=lambda c: c.position).name if own else g.plan.checkpoint
-        while target is not None and self.ledger.checkpoints[target].position > crew.position - 1:
+        own = [c.name for c in self.ledger.checkpoints.values() if c.generation == g.number and c.state.value == "committed"]
+        target = max(own, default=g.plan.checkpoint)
+        while target is not None and self.ledger.checkpoints[target].position > crew.position - self.clockwork.random.choice((1, 3, 9)):
             target = self.ledger.checkpoints[target].parent
         window = (Window(crew.position - 1, crew.position, "halt"),)
-        self.clockwork.note(f"all ranks of {generation} halt at {crew.position}; target {target}")
+        self.clockwork.note(f"all ranks of {g.number} halt at {crew.position}; target {target}")
         rank0.judge(Cause.NUMERIC_HALT, "halt", target=target, windows=window)
         return True
 
+    # ---- judgement of the whole
     def observe(self, node: Node) -> None:
         """I3: whoever applies a verdict applies the stored one."""
         v = node.state.ended
@@ -277,15 +302,3 @@ class World:
     def finished(self) -> bool:
         v = self.ledger.verdicts.get(self.ledger.current)
         return v is not None and v.kind in (VerdictKind.FINISH, VerdictKind.ABORT)
-
-    def check_history(self) -> None:
-        """I4: every committed checkpoint has consumed each position before it once, apart from its windows."""
-        for name, c in self.ledger.checkpoints.items():
-            windows = self.ledger.generations[c.generation].plan.windows
-            want = frozenset(p for p in range(c.position) if outside(p, windows) == p)
-            need("I4", self.ledger.masks[name] == want, f"{name} has consumed {sorted(self.ledger.masks[name])}, expected {sorted(want)}")
-
-
-def in_place(world: World) -> int:
-    """How many in-place generations there were."""
-    return sum(g.kind is GenerationKind.IN_PLACE for g in world.ledger.generations.values())

@@ -1,0 +1,82 @@
+"""The agent links of a simulated run: who is connected to whom, and what a broken link looks like from the other end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from elastic_health.messages import LinkMessage
+from elastic_health.rendezvous import events as ev
+from elastic_health.rendezvous.state import Phase
+from elastic_health.rendezvous.view import Who
+
+if TYPE_CHECKING:
+    from tests.simulator.node import Node
+    from tests.simulator.world import World
+
+_DIALLING = (Phase.STARTING, Phase.RUNNING, Phase.HOLDING)
+
+
+class Links:
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def find(self, who: Who) -> Node | None:
+        """The living agent of that name and process; a later incarnation of the same process is the same agent."""
+        node = self.world.named(who[0])
+        return node if node.running and who[1].split("-")[0] == f"life{node.life}" else None
+
+    def parted(self, a: Node, b: Node) -> bool:
+        return b.name in a.cut_peers or a.name in b.cut_peers
+
+    def connect(self, node: Node, who: Who) -> None:
+        me = node.state.who
+
+        def dial() -> None:
+            peer = self.find(who)
+            if node.state.who != me or who in node.linked or node.state.phase not in _DIALLING:
+                return
+            if peer is None or node.paused or peer.paused or self.parted(node, peer):
+                node.mine(0.5, dial)
+                return
+            node.linked[who], peer.linked[me] = peer.life, node.life
+            node.feed(ev.LinkUp(who))
+            peer.feed(ev.LinkUp(me))
+
+        node.mine(self.world.clockwork.delay(), dial)
+
+    def cut(self, node: Node, *, silent: bool = False) -> None:
+        """All links of a node break.  The other ends notice at once (EOF), or after the link timeout when nothing says so."""
+        bound = self.world.policies.membership.bounds.link_timeout_s
+        for other in self.world.nodes:
+            for who in [w for w in other.linked if w[0] == node.name]:
+                del other.linked[who]
+                self._notice(other, who, (bound if silent else 0.001) + self.world.clockwork.delay(), "eof")
+        for who in list(node.linked):
+            del node.linked[who]
+            if silent:
+                self._notice(node, who, bound, "timeout")
+
+    def _notice(self, node: Node, who: Who, delay: float, why: str) -> None:
+        """A link that is up again by then replaced the broken one, and that is all its end hears of it."""
+        node.mine(delay, lambda: node.feed(ev.LinkDown(who, why)) if who not in node.linked else None)
+
+    def close(self, node: Node) -> None:
+        self.cut(node)
+
+    def tell(self, node: Node, e: ev.Tell) -> None:
+        for who in [e.who] if e.who is not None else list(node.linked):
+            if who in node.linked:
+                self._carry(node, who, e.message)
+
+    def _carry(self, node: Node, who: Who, message: LinkMessage) -> None:
+        peer, me = self.find(who), node.state.who
+        if peer is not None and not self.parted(node, peer):
+            peer.later(self.world.clockwork.delay(), ev.PeerSaid(me, message))
+
+    def probe(self, node: Node, who: Who) -> None:
+        target = self.world.named(who[0])
+        if self.parted(node, target):
+            return
+        dead = self.find(who) is None or target.state.who != who
+        if dead or not target.paused:
+            node.later(self.world.clockwork.delay(), ev.Probed(who, dead))
