@@ -18,6 +18,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "elastic_health.config": "YAML and pydantic",
     "elastic_health.cli": "a command line reads and prints",
     "elastic_health.rendezvous.plug": "torch's entry point",
+    "elastic_health.worker.site_hook.sitecustomize": "Python's `site` asks for this name",
     "elastic_health.worker.__main__": "`python -m elastic_health.worker`: Python gives the name",
 }
 _WHOLE = ("elastic_health.config", "elastic_health.cli")

@@ -2,6 +2,7 @@
 
 Law: each section has one writer and two slots; a write goes to the slot that was not written last, with a checksum
 over it, so that a reader (even of a killed or stopped writer) always finds one whole, newest-but-one record at worst.
+Only a writer that writes twice during one look can leave both slots torn: `torn` says so, and the reader looks again.
 Times are CLOCK_MONOTONIC nanoseconds of this node, 0 for never.
 """
 
@@ -9,25 +10,27 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from elastic_health.liveness.facts import GroupFrontier, Phase
 
-MAGIC = b"EHPAGE01"
+MAGIC = b"EHPAGE02"
 PAGE_BYTES = 4096
 GROUPS = 8
 PHASES: tuple[Phase, ...] = tuple(Phase)
 
 _MARK = struct.Struct("<QqQqqBQQ")  # seq, steps, step_at, position, microbatch, phase, phase_at, bound_hint_ms
 _BEAT = struct.Struct("<QqQqQQbQBB")  # seq, pid, beat_at, activity, activity_at, frontier_at, warmable, modules, script, groups
-_GROUP = struct.Struct("<16sqq24s")
+_GROUP = struct.Struct("<24sqq24sIII")  # name, enqueued, completed, operation; ranks: first, stride, how many
 _ORDER = struct.Struct("<QQQQB")  # seq, beat_at, deadline, generation, hold
 _CHECK = struct.Struct("<I")
 
 _BEAT_BYTES = _BEAT.size + GROUPS * _GROUP.size
-_ROOM = {"mark": (64, 128), "beat": (512, 1024), "order": (3072, 128)}
+_ROOM: Mapping[str, tuple[int, int]] = MappingProxyType({"mark": (64, 128), "beat": (512, 1024), "order": (3072, 128)})
 """Offset of the first slot, and bytes a slot, by section."""
+_BODY: Mapping[str, int] = MappingProxyType({"mark": _MARK.size, "beat": _BEAT_BYTES, "order": _ORDER.size})
 
 
 @dataclass(frozen=True)
@@ -49,9 +52,10 @@ class Beat:
 
     Attributes:
         warmable: 1 if a pre-imported process may take this script over, 0 if not, -1 unknown yet.
-        modules: bit i set: `preload.MODULES[i]` was imported when the first process group was made.
-        running: the script runs (False: not yet, or it has ended).
-        groups: newest collective of each process group.
+        modules: bit i set: the script has imported `preload.MODULES[i]`, and nothing that would forbid importing it earlier
+            had happened before.
+        running: the script runs (False: its last line has been executed; atexit handlers or other threads may still run).
+        groups: newest collective of up to `GROUPS` process groups.  `ranks` is kept where it is an arithmetic progression.
     """
 
     pid: int = 0
@@ -101,13 +105,9 @@ def sealed(body: bytes) -> bytes:
     return _CHECK.pack(zlib.crc32(body)) + body
 
 
-def pack_mark(seq: int, m: Mark) -> bytes:
-    return sealed(_MARK.pack(seq, m.steps, m.step_at, m.position, m.microbatch, PHASES.index(m.phase), m.phase_at, m.bound_hint_ms))
-
-
-def pack_step(seq: int, steps: int, step_at: int, position: int, phase: int, phase_at: int, hint_ms: int) -> bytes:
-    """The same for the hot path: plain numbers, no objects."""
-    body = _MARK.pack(seq, steps, step_at, position, 0, phase, phase_at, hint_ms)
+def pack_mark(seq: int, steps: int, step_at: int, position: int, microbatch: int, phase: int, phase_at: int, hint_ms: int) -> bytes:
+    """The hot path: plain numbers, no objects; `phase` is its place in `PHASES`."""
+    body = _MARK.pack(seq, steps, step_at, position, microbatch, phase, phase_at, hint_ms)
     return _CHECK.pack(zlib.crc32(body)) + body
 
 
@@ -115,7 +115,7 @@ def pack_beat(seq: int, b: Beat) -> bytes:
     head = _BEAT.pack(
         seq, b.pid, b.beat_at, b.activity, b.activity_at, b.frontier_at, b.warmable, b.modules, b.running, min(len(b.groups), GROUPS)
     )
-    groups = (_GROUP.pack(_name(g.group, 16), g.enqueued, g.completed, _name(g.op, 24)) for g in b.groups[:GROUPS])
+    groups = (_GROUP.pack(_name(g.group), g.enqueued, g.completed, _name(g.op), *_progression(g.ranks)) for g in b.groups[:GROUPS])
     return sealed((head + b"".join(groups)).ljust(_BEAT_BYTES, b"\0"))
 
 
@@ -134,20 +134,34 @@ def read(page: bytes) -> PageFacts:
     return PageFacts(_read_mark(page), _read_beat(page), _read_order(page))
 
 
-def newest(page: bytes, section: str, size: int) -> bytes | None:
-    """The body of the newest whole slot of a section; each body begins with its sequence number."""
+def torn(page: bytes) -> bool:
+    """Is there a section that was written, but of which neither slot is whole in this copy?"""
+    return any(_newest(page, section) is None and any(_slot(page, section, 1)) for section in _ROOM)
+
+
+def last_written(page: bytes, section: str) -> int:
+    """Sequence number of a section's newest record, 0 if there is none: where a writer goes on."""
+    body = _newest(page, section)
+    return int.from_bytes(body[:8], "little") if body is not None else 0
+
+
+def _slot(page: bytes, section: str, seq: int) -> bytes:
+    at = place(section, seq)
+    return page[at : at + _CHECK.size + _BODY[section]]
+
+
+def _newest(page: bytes, section: str) -> bytes | None:
+    """The body of the newest whole slot of a section; each body begins with its sequence number, from 1."""
     found: list[bytes] = []
-    for slot in (0, 1):
-        at = place(section, slot)
-        (check,) = _CHECK.unpack_from(page, at)
-        body = page[at + _CHECK.size : at + _CHECK.size + size]
-        if check and zlib.crc32(body) == check:
+    for slot in (_slot(page, section, 0), _slot(page, section, 1)):
+        body = slot[_CHECK.size :]
+        if any(slot) and zlib.crc32(body) == _CHECK.unpack_from(slot)[0]:
             found.append(body)
-    return max(found, key=lambda b: struct.unpack_from("<Q", b)[0], default=None)
+    return max(found, key=lambda b: int.from_bytes(b[:8], "little"), default=None)
 
 
 def _read_mark(page: bytes) -> Mark:
-    body = newest(page, "mark", _MARK.size)
+    body = _newest(page, "mark")
     if body is None:
         return Mark()
     _, steps, step_at, position, microbatch, phase, phase_at, hint = _MARK.unpack(body)
@@ -155,7 +169,7 @@ def _read_mark(page: bytes) -> Mark:
 
 
 def _read_beat(page: bytes) -> Beat:
-    body = newest(page, "beat", _BEAT_BYTES)
+    body = _newest(page, "beat")
     if body is None:
         return Beat()
     _, pid, beat_at, activity, activity_at, frontier_at, warmable, modules, running, n = _BEAT.unpack_from(body)
@@ -164,25 +178,30 @@ def _read_beat(page: bytes) -> Beat:
 
 
 def _group(body: bytes, i: int) -> GroupFrontier:
-    name, enqueued, completed, op = _GROUP.unpack_from(body, _BEAT.size + i * _GROUP.size)
-    return GroupFrontier(_text(name), enqueued, completed, _text(op))
+    name, enqueued, completed, op, first, stride, count = _GROUP.unpack_from(body, _BEAT.size + i * _GROUP.size)
+    return GroupFrontier(_text(name), enqueued, completed, _text(op), tuple(first + n * stride for n in range(count)))
 
 
 def _read_order(page: bytes) -> Order:
-    body = newest(page, "order", _ORDER.size)
+    body = _newest(page, "order")
     if body is None:
         return Order()
     _, beat_at, deadline, generation, hold = _ORDER.unpack(body)
     return Order(beat_at, deadline, generation, bool(hold))
 
 
-def moved(before: Sequence[GroupFrontier], after: Sequence[GroupFrontier]) -> bool:
-    """Did any group's newest collective change?"""
-    return tuple((g.group, g.enqueued, g.completed) for g in before) != tuple((g.group, g.enqueued, g.completed) for g in after)
+def _progression(ranks: tuple[int, ...]) -> tuple[int, int, int]:
+    """(first, stride, how many) of an arithmetic progression, as the groups of data, tensor and pipeline parallelism are;
+    (0, 0, 0) for anything else."""
+    if not ranks:
+        return (0, 0, 0)
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    regular = stride > 0 and ranks == tuple(range(ranks[0], ranks[0] + stride * len(ranks), stride))
+    return (ranks[0], stride, len(ranks)) if regular else (0, 0, 0)
 
 
-def _name(text: str, size: int) -> bytes:
-    return text.encode("ascii", "replace")[:size]
+def _name(text: str) -> bytes:
+    return text.encode("ascii", "replace")[:24]
 
 
 def _text(raw: bytes) -> str:

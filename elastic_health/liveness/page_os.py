@@ -1,9 +1,13 @@
-"""Progress pages as files in shared memory: the agent makes them, a worker maps its own, both ends write their sections."""
+"""Progress pages as files in shared memory: the agent makes them, a worker maps its own, both ends write their sections.
+
+Law: a mark costs no system call; a reader never blocks a writer, and gets whole records only.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
 import time
 
 from elastic_health.liveness.facts import Phase
@@ -14,16 +18,24 @@ from elastic_health.liveness.page import (
     Order,
     PageFacts,
     blank,
+    last_written,
     pack_beat,
+    pack_mark,
     pack_order,
-    pack_step,
     place,
     read,
+    torn,
 )
+
+_LOOKS = 20
+"""A look that meets two writes of one section is made anew; a writer would have to write all the time to spoil so many."""
 
 
 class Page:
-    """One mapped page.  Each section's writer is one thread of one process (see `page`)."""
+    """One mapped page.  Each section's writer is one process (see `page`); within it any thread may mark.
+
+    The page speaks of the process that mapped it: have a forked child call `silence` (`os.register_at_fork`).
+    """
 
     def __init__(self, path: str) -> None:
         """Map an existing page.
@@ -38,9 +50,14 @@ class Page:
             self._map = mmap.mmap(fd, PAGE_BYTES)
         finally:
             os.close(fd)
-        read(self._map[:])
-        self._seq = {"mark": 0, "beat": 0, "order": 0}
-        self._steps, self._step_at, self._position, self._phase, self._phase_at, self._hint_ms = -1, 0, 0, 0, 0, 0
+        self._silent = False
+        # Reentrant: a signal handler of the script may mark while it interrupts a mark.
+        self._lock = threading.RLock()
+        now = self._map[:]
+        mark = read(now).mark
+        self._seq = {section: last_written(now, section) for section in ("mark", "beat", "order")}
+        self._steps, self._step_at, self._position, self._microbatch = mark.steps, mark.step_at, mark.position, mark.microbatch
+        self._phase, self._phase_at, self._hint_ms = PHASES.index(mark.phase), mark.phase_at, mark.bound_hint_ms
 
     @classmethod
     def create(cls, path: str) -> Page:
@@ -53,37 +70,61 @@ class Page:
         return cls(path)
 
     def look(self) -> PageFacts:
-        """What the page says now."""
-        return read(self._map[:])
+        """What the page says now.
+
+        Raises:
+            ValueError: it has been scribbled over.
+        """
+        copy = self._map[:]
+        for _ in range(_LOOKS):
+            if not torn(copy):
+                break
+            copy = self._map[:]
+        return read(copy)
+
+    def silence(self) -> None:
+        """From now on this object writes nothing."""
+        self._silent, self._lock = True, threading.RLock()
 
     def close(self) -> None:
         self._map.close()
 
-    def _put(self, section: str, raw: bytes) -> None:
-        at = place(section, self._seq[section])
-        self._map[at : at + len(raw)] = raw
-
-    # ---- the script's thread
+    # ---- the script
     def step(self, steps: int, position: int = 0) -> None:
-        """A step is completed; no system call."""
-        self._steps, self._step_at, self._position = steps, time.monotonic_ns(), position
-        self._mark()
+        """A step is completed (`steps` of them so far), and the stream stands at `position`; no system call."""
+        with self._lock:
+            self._steps, self._step_at, self._position, self._microbatch = steps, time.monotonic_ns(), position, 0
+            self._mark()
+
+    def microbatch(self, n: int) -> None:
+        """Microbatch `n` of the step that runs."""
+        with self._lock:
+            self._microbatch = n
+            self._mark()
 
     def phase(self, phase: Phase, bound_hint_s: float = 0.0) -> None:
         """The script enters a phase; `bound_hint_s` is how long it may take (0: the usual bounds)."""
-        self._phase, self._phase_at, self._hint_ms = PHASES.index(phase), time.monotonic_ns(), int(bound_hint_s * 1000)
-        self._mark()
+        with self._lock:
+            self._phase, self._phase_at, self._hint_ms = PHASES.index(phase), time.monotonic_ns(), int(bound_hint_s * 1000)
+            self._mark()
 
     def _mark(self) -> None:
-        seq = self._seq["mark"] = self._seq["mark"] + 1
-        self._put("mark", pack_step(seq, self._steps, self._step_at, self._position, self._phase, self._phase_at, self._hint_ms))
+        seq = self._seq["mark"] + 1
+        marks = (self._steps, self._step_at, self._position, self._microbatch, self._phase, self._phase_at, self._hint_ms)
+        self._put("mark", seq, pack_mark(seq, *marks))
 
     # ---- the heartbeat thread
     def beat(self, beat: Beat) -> None:
-        seq = self._seq["beat"] = self._seq["beat"] + 1
-        self._put("beat", pack_beat(seq, beat))
+        seq = self._seq["beat"] + 1
+        self._put("beat", seq, pack_beat(seq, beat))
 
     # ---- the agent
     def order(self, order: Order) -> None:
-        seq = self._seq["order"] = self._seq["order"] + 1
-        self._put("order", pack_order(seq, order))
+        seq = self._seq["order"] + 1
+        self._put("order", seq, pack_order(seq, order))
+
+    def _put(self, section: str, seq: int, raw: bytes) -> None:
+        if not self._silent:
+            self._seq[section] = seq
+            at = place(section, seq)
+            self._map[at : at + len(raw)] = raw

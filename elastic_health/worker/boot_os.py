@@ -1,7 +1,8 @@
-"""The bootstrap: from the agent's variables to a watched process that becomes the script.
+"""The bootstrap: from the agent's variables to a watched process that runs the script.
 
-Order: parent-death signal, page, heartbeat; torch's own parts only when the script imports torch (or at once in a warm
-process, which has imported it while it waited).
+Order: parent-death signal, recorder's variables, page, heartbeat; torch's own parts only when the script has imported
+torch (in a warm process: at once).  Whatever only this process may use leaves the environment, so that no child of the
+script takes itself for the worker; the token stays, since a teardown finds the worker's whole tree by it.
 """
 
 from __future__ import annotations
@@ -12,43 +13,43 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Mapping, MutableMapping
+from types import MappingProxyType
+from typing import NoReturn
 
 from elastic_health import variables
 from elastic_health.liveness.facts import Phase
 from elastic_health.liveness.page_os import Page
 from elastic_health.messages import Hello
-from elastic_health.worker import preload
 from elastic_health.worker.become_os import become
 from elastic_health.worker.current import set_home
 from elastic_health.worker.death_os import die_with
 from elastic_health.worker.home_os import Home
-from elastic_health.worker.hooks_torch import Activity, AfterImport, open_server
 from elastic_health.worker.link_net import WorkerLink
 from elastic_health.worker.watchdog_os import Watchdog
 
-RECORDER: Mapping[str, str] = {
-    "TORCH_FR_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-    "TORCH_NCCL_ENABLE_MONITORING": "1",
-}
-"""Switched on in every worker; a value that the user set always wins.  The older name of the buffer size
-(TORCH_NCCL_TRACE_BUFFER_SIZE) is left alone: the torch versions that we support warn about it."""
-_PRIVATE = (variables.PAGE, variables.LINK, variables.SERVER, variables.GO_FD, variables.PRELOAD)
-_keep: list[Any] = []
-"""What must live as long as the process: the worker server, the page."""
+RECORDER: Mapping[str, str] = MappingProxyType(
+    {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_ENABLE_MONITORING": "1"}
+)
+"""Switched on in every worker; a value that the user set always wins."""
+OLDER: Mapping[str, str] = MappingProxyType({"TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE"})
+"""Older names that torch still reads (and warns about): where the user set one, the current name is left alone, since it
+would win."""
+_PRIVATE = (variables.PAGE, variables.LINK, variables.SERVER, variables.GO_FD, variables.PRELOAD, variables.AGENT_PID)
 
 
-def main(words: Sequence[str]) -> None:
-    """Entry of `python -m elastic_health.worker`: `--warm`, or `[-m] script args…`."""
-    die_with(os.getppid())
-    warm = list(words) == ["--warm"]
-    if warm:
-        words = wait_for_go(os.environ)
-    elif not words:
-        sys.exit("expected [-m] script and its arguments; found none; this module is started by the agent")
-    watch(os.environ, warm)
+def cold() -> None:
+    """In the site hook of a fresh process, before its script."""
+    before = frozenset(sys.modules)
+    watch(os.environ)
+    _make_way(before)
+
+
+def warm() -> NoReturn:
+    """A process that waits with its imports done, and then becomes the script."""
+    die_with(_agent(os.environ))
+    words = wait_for_go(os.environ)
+    watch(os.environ)
     become(words)
 
 
@@ -90,35 +91,56 @@ def _line(channel: socket.socket) -> bytes:
     return got
 
 
-def watch(environ: MutableMapping[str, str], warm: bool) -> None:
+def watch(environ: MutableMapping[str, str]) -> None:
     """Start everything that looks at this process; without a page (no agent) nothing is started."""
-    for name, value in RECORDER.items():
-        environ.setdefault(name, value)
-    if not faulthandler.is_enabled():
-        faulthandler.enable()
-    path, server = environ.get(variables.PAGE), environ.get(variables.SERVER, "")
-    link, token_env = environ.get(variables.LINK, ""), {k: environ[k] for k in _PRIVATE if k in environ}
-    for name in token_env:
-        del environ[name]
+    environ.update({name: value for name, value in RECORDER.items() if name not in environ and OLDER.get(name, name) not in environ})
+    told = {name: environ.pop(name, "") for name in _PRIVATE}
+    path = told[variables.PAGE]
     if not path:
         return
-    page, activity = Page(path), Activity()
+    die_with(_agent(told))
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
+    page = Page(path)
     page.phase(Phase.SCRIPT)
-    dog = Watchdog(page, activity)
     generation, local = int(environ.get(variables.GENERATION, "0")), int(environ.get("LOCAL_RANK", "0"))
-    set_home(Home(page, WorkerLink(link, Hello(local, os.getpid(), generation)), environ.get(variables.RUN, ""), generation, local))
-    at_start = dict(environ)
+    link = WorkerLink(told[variables.LINK], Hello(local, os.getpid(), generation))
+    set_home(Home(page, link, environ.get(variables.RUN, ""), generation, local))
+    os.register_at_fork(after_in_child=lambda: _in_child(page))
+    Watchdog(page, told[variables.SERVER]).start()
 
-    def torch_is_here() -> None:
-        if not warm:
-            dog.warmable = int(preload.warmable(at_start, environ))
-        activity.install()
-        _keep.append(open_server(server))
 
-    if warm:
-        torch_is_here()
-    elif "torch" in sys.modules:  # imported by a site hook, before any script could set anything
-        torch_is_here()
-    else:
-        AfterImport("torch", torch_is_here).install()
-    dog.start(lambda: preload.mask(sys.modules))
+def _agent(told: Mapping[str, str]) -> int | None:
+    pid = told.get(variables.AGENT_PID, "")
+    return int(pid) if pid else None
+
+
+def _in_child(page: Page) -> None:
+    page.silence()
+    set_home(None)
+
+
+def _make_way(before: frozenset[str]) -> None:
+    """Forget what the bootstrap has imported where the script's folder has a module of that name: the script would get
+    its own one, which comes first on its path."""
+    folder = _script_folder()
+    if folder is None:
+        return
+    try:
+        entries = {entry.partition(".")[0] for entry in os.listdir(folder)}
+    except OSError:  # a zip file, or the script isn't there: Python will say so
+        return
+    for name in tuple(sys.modules):
+        top = name.partition(".")[0]
+        if name not in before and top in entries and top != "elastic_health":
+            del sys.modules[name]
+
+
+def _script_folder() -> str | None:
+    """What Python will put in front of sys.path, if it will."""
+    words = sys.orig_argv[2:]
+    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated or not words:
+        return None
+    if words[0] == "-m":
+        return os.getcwd()
+    return words[0] if os.path.isdir(words[0]) else os.path.dirname(os.path.realpath(words[0]))

@@ -10,10 +10,14 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; exit at once if it already has."""
+def die_with(parent: int | None) -> None:
+    """Have the kernel kill this process when the thread that started it ends.
+
+    Args:
+        parent: pid of the agent, if it told it: exit at once if it ended before the signal was set.
+    """
     if not sys.platform.startswith("linux"):
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    if parent is not None and os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,20 +1,26 @@
-"""What starts in a worker once the *script* has imported torch: the worker server and the optimizer count.
+"""What looks at torch inside a worker, once the *script* has imported it: optimizer count, worker server, flight recorder.
 
-The bootstrap imports nothing of torch by itself, since a script may set variables first that torch reads while it is
-imported; a finder in front of `sys.meta_path` waits for that import instead.
+Law: nothing here imports anything: a script may set variables first that torch reads while it is imported.  Modules are
+taken from `sys.modules`, and what this torch doesn't have is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
+
+from elastic_health.liveness.facts import GroupFrontier
+from elastic_health.liveness.frontier import groups, nameless, read_dump
+
+RECORDERS: Mapping[str, str] = MappingProxyType({"_dump_fr_trace_json": "", "_dump_nccl_trace_json": ":nccl"})
+"""torch's flight recorders, and what is appended to the group names of each: a group with both a gloo and an NCCL
+backend counts its operations in each of the two."""
+_LOG_ERRORS_ONLY = 2
 
 
 class Activity:
@@ -36,69 +42,87 @@ class Activity:
         self.count += 1
 
 
-def open_server(path: str) -> Any:
-    """Start torch's worker server (a C++ thread on a Unix socket); keep the result as long as it shall serve.
+def open_server(path: str) -> bool:
+    """Start torch's worker server (a C++ thread on a Unix socket), for as long as the process lives.
 
-    Returns None where this torch has none.
+    Returns False where this torch has none, or the path can't be used.
     """
-    c10d = sys.modules.get("torch._C._distributed_c10d")
-    server = getattr(c10d, "_WorkerServer", None)
+    server = getattr(sys.modules.get("torch._C._distributed_c10d"), "_WorkerServer", None)
     if server is None or not path:
-        return None
+        return False
     with _quiet():  # it would announce itself on the script's stderr
-        opened = server(path, -1)
+        try:
+            opened = server(path, -1)
+        except RuntimeError:  # evidence will lack what only this server tells; the script has nothing to do with it
+            return False
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(opened))  # never destroyed: that, too, would be announced
-    return opened
+    return True
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What is written to descriptor 2 for the moment goes nowhere."""
-    sys.stderr.flush() if sys.stderr is not None else None
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    """For the moment, torch's C++ side logs errors only (the script's own output is left alone)."""
+    folder = os.path.dirname(getattr(sys.modules.get("torch"), "__file__", "") or "")
     try:
-        os.dup2(nowhere, 2)
+        level = ctypes.c_int.in_dll(ctypes.CDLL(f"{folder}/lib/libc10.so"), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):  # a torch that is built otherwise: one more line on stderr
+        yield
+        return
+    before, level.value = level.value, max(level.value, _LOG_ERRORS_ONLY)
+    try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)
+        level.value = before
 
 
-class AfterImport:
-    """Calls `then` once, right after the import of module `name` has succeeded; invisible otherwise."""
+class Recorder:
+    """Polls the flight recorders: 10 µs a poll; a full dump (65 ms at 2,000 entries) only to learn a name or an operation."""
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self._name, self._then = name, then
+    def __init__(self) -> None:
+        self._names: dict[str, dict[str, str]] = {suffix: {} for suffix in RECORDERS.values()}
+        self._asked: set[tuple[str, str, int]] = set()
+        self._ranks: dict[str, tuple[int, ...]] = {}
+        self._counted = -1
 
-    def install(self) -> None:
-        sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+    def poll(self, stuck: bool = False) -> tuple[GroupFrontier, ...]:
+        """The frontier of each group; () before torch.distributed has one.
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != self._name:
-            return None
-        sys.meta_path.remove(self)  # type: ignore[arg-type]
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._then)  # type: ignore[assignment]
-        return spec
+        Args:
+            stuck: the frontier has stood still for a while: look up which operations are waited for.
+        """
+        dist, c10d = sys.modules.get("torch.distributed"), sys.modules.get("torch._C._distributed_c10d")
+        ready = getattr(dist, "is_initialized", None)
+        if c10d is None or ready is None or not ready():
+            return ()
+        self._look_up_ranks()
+        found: list[GroupFrontier] = []
+        for function, suffix in RECORDERS.items():
+            dump = getattr(c10d, function, None)
+            if dump is not None:
+                found += self._read(dump, suffix, stuck)
+        return tuple(found)
+
+    def _read(self, dump: Callable[[bool, bool], bytes], suffix: str, stuck: bool) -> list[GroupFrontier]:
+        said, names = read_dump(dump(False, False)), self._names[suffix]
+        asks = {(suffix, key, 0) for key in nameless(said, names)}
+        if stuck:
+            asks |= {(suffix, key, enqueued) for key, (enqueued, completed) in said.status.items() if enqueued > completed}
+        if asks - self._asked:
+            self._asked |= asks
+            said = read_dump(dump(True, False))
+            names.update(said.names)
+        return [_renamed(g, suffix) for g in groups(said, names, self._ranks)]
+
+    def _look_up_ranks(self) -> None:
+        """Which global ranks each group has, from the names that torch's Python side keeps."""
+        world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+        members, names = getattr(world, "pg_group_ranks", None), getattr(world, "pg_names", None)
+        if members is None or names is None or len(members) == self._counted:
+            return
+        self._counted = len(members)
+        known = tuple((names.get(group), ranks) for group, ranks in tuple(members.items()))
+        self._ranks = {name: tuple(sorted(ranks)) for name, ranks in known if isinstance(name, str)}
 
 
-class _Loader:
-    """Stands in for a module's loader during its import only."""
-
-    def __init__(self, loader: Any, then: Callable[[], None]) -> None:
-        self._loader, self._after = loader, then
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._after()
+def _renamed(group: GroupFrontier, suffix: str) -> GroupFrontier:
+    return GroupFrontier(group.group + suffix, group.enqueued, group.completed, group.op, group.ranks)
