@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 
 from elastic_health.codec import load
 from elastic_health.errors import BadValue
-from elastic_health.generations import CheckpointRecord, CheckpointState
+from elastic_health.generations import Candidate, CandidateState, CheckpointRecord, CheckpointState
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.draft import Draft
+from elastic_health.rendezvous.refusal import calls_a_person
 from elastic_health.rendezvous.state import Phase, Purpose, Sent, Workers
 from elastic_health.rendezvous.store import TxnResult
-from elastic_health.verdicts import Verdict, VerdictKind
+from elastic_health.verdicts import Verdict
 
 
 def answered(d: Draft, sent: Sent, result: TxnResult) -> None:
@@ -31,17 +32,37 @@ def _join(d: Draft, _: Sent, r: TxnResult) -> None:
     found = r.reads[0].kvs if r.reads else ()
     # Refused with the key there: an earlier try of ours has landed (no one else uses this incarnation).
     d.set(created=r.revision if r.succeeded else found[0].create_revision if found else 0)
+    d.set(candidate_mod=r.revision if r.succeeded else found[0].mod_revision if found else 0, checking_told=True)
     if d.s.created:
         d.go(Phase.CHECKING)
 
 
 def _ready(d: Draft, _: Sent, r: TxnResult) -> None:
-    if d.s.phase is not Phase.CHECKING:
-        return
-    if r.succeeded:
+    if d.s.phase is Phase.CHECKING and _own_candidate(d, r) is CandidateState.READY:
         d.go(Phase.READY)
-    else:
+
+
+def _checking(d: Draft, _: Sent, r: TxnResult) -> None:
+    if d.s.phase is Phase.CHECKING:
+        d.set(checking_told=_own_candidate(d, r) is not None)
+
+
+def _own_candidate(d: Draft, r: TxnResult) -> CandidateState | None:
+    """What the own candidate says after a write of it: as asked, or refused because an earlier try of ours landed, or
+    None when it is gone."""
+    if r.succeeded:
+        d.set(candidate_mod=r.revision)
+        return CandidateState.READY
+    found = r.reads[0].kvs if r.reads else ()
+    if not found:
         d.set(lease_gone=True)
+        return None
+    d.set(candidate_mod=found[0].mod_revision)
+    try:
+        return load(Candidate, found[0].value, found[0].key).state
+    except BadValue as e:
+        d.say("bad_candidate", str(e), warn=True)
+        return CandidateState.CHECKING
 
 
 def _member(d: Draft, sent: Sent, r: TxnResult) -> None:
@@ -51,6 +72,7 @@ def _member(d: Draft, sent: Sent, r: TxnResult) -> None:
     key = d.s.settings.keys.candidate(*d.s.who)
     mine = next((kv for read in r.reads for kv in read.kvs if kv.key == key), None)
     if r.succeeded or (mine is not None and f'"generation":{sent.generation},'.encode() in mine.value and b'"member"' in mine.value):
+        d.set(candidate_mod=mine.mod_revision if mine is not None and not r.succeeded else r.revision)
         d.set(was_member=True, last_started=sent.generation, workers=Workers.NONE, peers={}, opened=0, store_address=None, held=0, ended=None, peer_verdict=None)
         d.set(pending_incident=None, scale_wanted_since=None, last_commit=None)
         d.go(Phase.STARTING)
@@ -61,8 +83,10 @@ def _member(d: Draft, sent: Sent, r: TxnResult) -> None:
 
 
 def _reattach(d: Draft, _: Sent, r: TxnResult) -> None:
-    if r.succeeded:
-        d.set(created=r.revision, lease_gone=False, lease_gone_at=None)
+    mine = next((kv for read in r.reads for kv in read.kvs if kv.lease == d.s.lease), None)
+    if r.succeeded or mine is not None:  # refused with the key there under our lease: an earlier try has landed
+        created = r.revision if r.succeeded or mine is None else mine.create_revision
+        d.set(created=created, candidate_mod=created, lease_gone=False, lease_gone_at=None)
         d.say("reattached", "the candidate was lost in an outage and is back; the generation goes on")
 
 
@@ -78,7 +102,7 @@ def _verdict(d: Draft, sent: Sent, r: TxnResult) -> None:
             d.say("bad_verdict", str(e), warn=True)
             return
         won = winner.writer == sent.verdict.writer
-    if won and winner.kind is VerdictKind.ABORT:
+    if won and calls_a_person(winner):
         d.do(ev.PageHuman(winner))
     if won:
         d.do(ev.WriteRecord("verdict", winner))
@@ -109,6 +133,7 @@ def _delete(d: Draft, sent: Sent, r: TxnResult) -> None:
 
 _ANSWERS: Mapping[Purpose, Callable[[Draft, Sent, TxnResult], None]] = {
     Purpose.JOIN: _join,
+    Purpose.CHECKING: _checking,
     Purpose.READY: _ready,
     Purpose.MEMBER: _member,
     Purpose.REATTACH: _reattach,

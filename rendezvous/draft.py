@@ -157,9 +157,11 @@ class Draft:
         """Without a lease this incarnation is over: begin again as the next one."""
         if self.s.lease:
             self.do(ev.RevokeLease(self.s.lease))
+        if self.s.phase is not Phase.JOINING:  # its patience begins anew; a join that keeps failing has only one
+            self.set(joined_at=self.now)
         self.set(
             incarnation=self.s.incarnation + 1, lease=0, lease_deadline=float("-inf"), lease_gone=False, lease_gone_at=None,
-            lease_asked_at=None, created=0, generation=0, token=0, preflight=None, preflight_asked=False, sent={}, peers={}, ended=None,
+            lease_asked_at=None, created=0, candidate_mod=0, checking_told=False, generation=0, token=0, preflight=None, preflight_asked=False, sent={}, peers={}, ended=None,
             pending_incident=None, peer_verdict=None, held=0,
         )  # fmt: skip
         self.go(Phase.JOINING)

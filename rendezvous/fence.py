@@ -55,10 +55,11 @@ def join(keys: RunKeys, candidate: Candidate, lease: int, stamp: Stamp) -> Txn:
     return Txn((Compare(key, Target.CREATE, 0),), (Put(key, stamp.value(candidate), lease),), (Get(key),))
 
 
-def candidate_state(keys: RunKeys, candidate: Candidate, created: int, lease: int, stamp: Stamp) -> Txn:
-    """Change the own candidate; refused when it isn't the one that was created at revision `created`."""
+def candidate_state(keys: RunKeys, candidate: Candidate, mod: int, lease: int, stamp: Stamp) -> Txn:
+    """Change the own candidate, which this agent last wrote at revision `mod`: a late copy of this write is refused, so
+    that a member never turns `ready` again behind its own back."""
     key = keys.candidate(candidate.node, candidate.incarnation)
-    return Txn((Compare(key, Target.CREATE, created),), (Put(key, stamp.value(candidate), lease),), (Get(key),))
+    return Txn((Compare(key, Target.MOD, mod),), (Put(key, stamp.value(candidate), lease),), (Get(key),))
 
 
 def member(fence: Fence, candidate: Candidate, created: int, lease: int, stamp: Stamp) -> Txn:

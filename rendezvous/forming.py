@@ -107,7 +107,7 @@ def turn(me: Who, view: View, wall: float, formable_since: float, policy: Member
 
 def _missing(view: View, last: Generation, know: Knowledge, policy: MembershipPolicy, now: float, *, full: bool) -> Waiting | None:
     """What still stands against leaving out the members of the last generation that are not ready."""
-    alive, unproven, until = [], [], 0.0
+    alive, unproven, until, look_again = [], [], 0.0, 0.0
     for m in last.members:
         entry = view.candidates.get(m.who)
         if entry is not None and entry.candidate.state is CandidateState.READY:
@@ -115,16 +115,21 @@ def _missing(view: View, last: Generation, know: Knowledge, policy: MembershipPo
         if m.who in know.proven:
             continue
         if entry is not None:
-            # Live but not ready.  `checking` means that its workers are reaped: only a group that is not full waits for it.
-            if entry.candidate.state is CandidateState.MEMBER or not full:
+            # Live but not ready.  `checking` means that its workers are reaped: only a group that is not full waits for it,
+            # and not for ever.
+            late = (know.verdict_seen if know.verdict_seen is not None else now) + policy.bounds.start_s
+            if entry.candidate.state is CandidateState.MEMBER:
                 alive.append(m.who)
+            elif not full and now < late:
+                alive.append(m.who)
+                look_again = late
             continue
         over = know.gone_since.get(m.who, now) + policy.bounds.link_timeout_s + policy.bounds.kill_grace_s
         if now < over:
             unproven.append(m.who)
             until = max(until, over)
     if alive:
-        return Waiting(Wait.MEMBER_ALIVE, 0.0, tuple(alive))
+        return Waiting(Wait.MEMBER_ALIVE, look_again, tuple(alive))
     return Waiting(Wait.MEMBER_NOT_PROVEN, until, tuple(unproven)) if unproven else None
 
 

@@ -117,6 +117,10 @@ def in_place_formation(d: Draft) -> None:
     if choice.needs_leave_to_start_over:
         d.stop_workers("the rollback's target is gone; the next formation decides")
         return
+    barred = [m.node for m in last.members if s.view.barred(m.node, d.wall) is not None]
+    if barred:
+        d.stop_workers(f"{', '.join(barred)} went into quarantine; the next formation goes on without")
+        return
     g = fence.in_place(last, last.number + 1, plan=choice.plan, restarts=budget.restarts)
     d.quiet(Purpose.FORM, 0.2)
     d.send(Purpose.FORM, fence.form(s.settings.keys, s.view, s.who, g, budget, choice.abandon, _why_left(s.view.verdict), d.stamp()))

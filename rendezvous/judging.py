@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 
 from elastic_health.checkpoints.line import ancestors, committed
 from elastic_health.exits import ExitStatus
@@ -17,7 +18,8 @@ from elastic_health.rendezvous.state import Purpose, State
 from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
 
-_KINDS = {
+_TARGET_WAIT_S = 2.0
+_KINDS: Mapping[ActionKind, VerdictKind] = {
     ActionKind.RESTART: VerdictKind.RESTART,
     ActionKind.ROLLBACK: VerdictKind.ROLLBACK,
     ActionKind.SCALE: VerdictKind.SCALE,
@@ -43,6 +45,9 @@ def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
     """Send the verdict on `what` (create-only); False if it can't be sent now, or nothing is to be done."""
     if not d.s.fresh(d.now) or not d.can_send(Purpose.VERDICT):
         return False
+    if what.target is not None and what.target not in d.s.view.checkpoints and d.now < d.s.incident_at + _TARGET_WAIT_S:
+        d.wake(d.s.incident_at + _TARGET_WAIT_S)  # committed just now, and not yet read here
+        return False
     what = _with_live_target(d.s, what)
     action, reason = decide(what, _rollbacks(d.s), d.s.view.budget, _facts(d.s), d.s.settings.policies.recovery, d.wall)
     record = _record(d, what, action, reason.text())
@@ -60,7 +65,9 @@ def _with_live_target(s: State, what: Incident) -> Incident:
     """A rollback's target as it stands now: when it is not committed any more, the next older one (rule 3)."""
     if what.target is None:
         return what
-    line = committed(s.view.checkpoints, ancestors(s.view.checkpoints, what.target))
+    known, record = s.view.checkpoints, s.view.generation
+    start = what.target if what.target in known or record is None else record.plan.checkpoint
+    line = committed(known, ancestors(known, start))
     return dataclasses.replace(what, target=next(iter(line), None))
 
 

@@ -76,9 +76,8 @@ def _store_changed(d: Draft, e: ev.StoreChanged) -> None:
     if seen:
         d.set(verdict_seen={**d.s.verdict_seen, **seen})
     _note_gone(d, before, view)
-    own = view.candidates.get(d.s.who)
-    if own is None and before.candidates.get(d.s.who) is not None and d.s.created:
-        d.set(lease_gone=True)
+    if not e.fleet and 0 < d.s.created <= e.batch.revision and d.s.who not in view.candidates:
+        d.set(lease_gone=True)  # what is told of revisions before `created` speaks of an earlier candidate
 
 
 def _note_gone(d: Draft, before: View, view: View) -> None:
@@ -107,13 +106,18 @@ def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
     elif not e.fatal and d.s.store_lost_since is None:
         d.set(store_lost_since=d.now)
     pause = RESEND_S[min(sent.tries, len(RESEND_S)) - 1]
+    if e.fatal:
+        d.say("store_refuses", f"{sent.purpose.value}: {e.reason}", warn=True)
+        pause = RESEND_S[-1]
     if e.ambiguous and sent.purpose in RESENT:
         again = dataclasses.replace(sent, resend_at=d.now + pause, tries=sent.tries + 1)
         d.set(sent={**d.s.sent, sent.id: again})
         return
     d.forget(sent)
     d.quiet(sent.purpose, pause)
-    if sent.request:
+    if sent.request and e.fatal:
+        d.do(ev.CommitAnswered(sent.request, False, f"the store refuses it: {e.reason}"))
+    elif sent.request:
         d.commit_waits_again(sent)
 
 
@@ -152,7 +156,7 @@ def _workers_done(d: Draft, e: ev.WorkersDone) -> None:
 
 
 def _workers_reaped(d: Draft, e: ev.WorkersReaped) -> None:
-    if d.s.workers is not Workers.NONE:
+    if d.s.workers is Workers.STOPPING:
         d.set(workers=Workers.NONE)
         if e.stuck:
             d.set(stopping=f"processes that can't be ended: {e.stuck}")

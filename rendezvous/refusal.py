@@ -31,6 +31,11 @@ def end_of(v: Verdict | None) -> Refusal | None:
 
 
 
+def calls_a_person(v: Verdict | None) -> bool:
+    """An end that nobody asked for."""
+    return v is not None and v.kind is VerdictKind.ABORT and v.exit_status != ExitStatus.STOPPED
+
+
 def refuse(view: View, node: str, spec: RunSpec, wall: float) -> Refusal | None:
     """For one who wants to join: expected, found, what to do."""
     barred = view.barred(node, wall)

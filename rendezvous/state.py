@@ -87,6 +87,7 @@ class Purpose(Enum):
     """Why a transaction was sent; at most one of a kind is under way."""
 
     JOIN = "join"
+    CHECKING = "checking"
     READY = "ready"
     MEMBER = "member"
     REATTACH = "reattach"
@@ -100,9 +101,11 @@ class Purpose(Enum):
 
 
 RESENT = frozenset(
-    {Purpose.JOIN, Purpose.READY, Purpose.MEMBER, Purpose.REATTACH, Purpose.FORM, Purpose.VERDICT, Purpose.STORE, Purpose.COMMIT, Purpose.LEAVE}
+    {Purpose.JOIN, Purpose.CHECKING, Purpose.READY, Purpose.MEMBER, Purpose.REATTACH, Purpose.FORM, Purpose.VERDICT, Purpose.STORE, Purpose.COMMIT,
+     Purpose.LEAVE}
 )
-"""Sent again, unchanged, until answered: all of these compare something that they change, so landing twice is harmless."""
+"""Sent again, unchanged, until answered.  Landing twice, or late, is harmless: each compares something that it changes
+itself or that has changed by then (the fence), or deletes an incarnation that is over."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +220,8 @@ class State:
     held: int = 0
     told_done_at: float = float("-inf")
     created: int = 0
+    candidate_mod: int = 0
+    checking_told: bool = False
     waiting_commits: tuple[CommitAsked, ...] = ()
     scale_wanted_since: float | None = None
     commits: int = 0

@@ -21,13 +21,14 @@ from elastic_health.rendezvous.gather import formation, in_place_formation
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.lead import lead
 from elastic_health.rendezvous.loss import lost_members, probe_missing
-from elastic_health.rendezvous.refusal import end_of, ended, refuse
+from elastic_health.rendezvous.refusal import Refusal, calls_a_person, end_of, ended, refuse
 from elastic_health.rendezvous.serve import may_run, settle_incident
 from elastic_health.rendezvous.state import Peer, Phase, Purpose, Workers
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
 
 _MOST_ROUNDS = 12
 _LEASE_RETRY_S = 0.5
+_TELL_CHECKING_AFTER_S = 0.3
 
 
 def turn(d: Draft) -> None:
@@ -77,7 +78,7 @@ def _joining(d: Draft) -> None:
     over = ended(s.view) if s.was_member else None
     refusal = over or refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
     if refusal is not None:
-        return d.leave(refusal.status, refusal.text)
+        return _leave_ended(d, over) if over is not None else d.leave(refusal.status, refusal.text)
     if not s.lease:
         _grant(d)
     elif d.can_send(Purpose.JOIN) and s.fresh(d.now):
@@ -96,6 +97,14 @@ def _join_timeout(d: Draft, status: ExitStatus, text: str, since: float | None =
         d.leave(status, f"{text} within join_timeout_s={d.s.settings.policies.membership.join_timeout_s:g}")
 
 
+def _leave_ended(d: Draft, over: Refusal) -> None:
+    """The run is over.  Whoever sees a bad end calls for a person: the verdict's writer may be dead (the pager calls once)."""
+    v = d.s.view.verdict if ended(d.s.view) else d.s.ended
+    if v is not None and calls_a_person(v):
+        d.do(ev.PageHuman(v))
+    d.leave(over.status, over.text)
+
+
 def _outside(d: Draft) -> bool:
     """Common to CHECKING and READY: reasons to leave or to begin again.  True if one was found."""
     s = d.s
@@ -105,7 +114,7 @@ def _outside(d: Draft) -> bool:
         d.say("lease_lost", "this node's lease has ended; joining again under a new incarnation", warn=True)
         d.rejoin()
     elif (over := ended(s.view)) is not None:
-        d.leave(over.status, over.text)
+        _leave_ended(d, over)
     elif s.view.barred(s.settings.me.node, d.wall) is not None:
         refusal = refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
         d.leave(ExitStatus.QUARANTINED, refusal.text if refusal else "quarantined")
@@ -123,9 +132,19 @@ def _checking(d: Draft) -> None:
         d.do(ev.RunPreflight(s.stage))
     elif s.preflight is False:
         d.leave(ExitStatus.UNFIT_NODE, s.preflight_reason or "preflight failed")
-    elif s.preflight is True and d.can_send(Purpose.READY):
-        candidate = d.candidate(CandidateState.READY)
-        d.send(Purpose.READY, fence.candidate_state(s.settings.keys, candidate, s.created, s.lease, d.stamp()))
+    elif s.preflight is True and s.under_way(Purpose.CHECKING) is None:
+        _tell_candidate(d, Purpose.READY, CandidateState.READY)
+    elif s.preflight is None and not s.checking_told:
+        # So that a group that is full does not wait for these checks.  Quick ones need no extra write.
+        d.wake(s.since + _TELL_CHECKING_AFTER_S)
+        if d.now >= s.since + _TELL_CHECKING_AFTER_S:
+            _tell_candidate(d, Purpose.CHECKING, CandidateState.CHECKING)
+
+
+def _tell_candidate(d: Draft, purpose: Purpose, state: CandidateState) -> None:
+    if d.can_send(purpose):
+        s = d.s
+        d.send(purpose, fence.candidate_state(s.settings.keys, d.candidate(state), s.candidate_mod, s.lease, d.stamp()))
 
 
 def _ready(d: Draft) -> None:
@@ -169,6 +188,9 @@ def _member_common(d: Draft) -> bool:
     if v is not None:
         _apply(d, v)
         return True
+    if s.record is None:
+        d.stop_workers(f"the record of generation {s.generation} can't be read any more")
+        return True
     newer = s.view.generation
     if newer is not None and newer.number > s.generation and not (
         newer.kind is GenerationKind.IN_PLACE and newer.previous == s.generation
@@ -199,9 +221,11 @@ def _apply(d: Draft, v: Verdict) -> None:
     """Every member applies the one verdict."""
     d.set(ended=v)
     d.do(ev.Tell(None, VerdictSeen(v)))
-    alive = d.s.workers is Workers.UP and d.s.phase is Phase.RUNNING
+    dying = d.s.pending_incident is not None and d.s.pending_incident.cause is not Cause.NUMERIC_HALT
+    alive = d.s.workers is Workers.UP and d.s.phase is Phase.RUNNING and not dying
     if v.kind is VerdictKind.ROLLBACK and alive and d.s.stopping is None:
         d.refuse_commits("the generation rolls back")
+        d.set(pending_incident=None)
         d.go(Phase.HOLDING)
         d.do(ev.HoldWorkers(d.s.generation))
         return
@@ -271,7 +295,7 @@ def _holding(d: Draft) -> None:
     at = s.since + s.settings.bounds.start_s
     d.wake(at)
     allowed, why = may_run(d)
-    if over or s.stopping is not None or not allowed or s.held == -1 or s.workers is not Workers.UP or d.now >= at or _gave_up(d):
+    if over or s.stopping is not None or not allowed or s.held == -1 or s.workers is not Workers.UP or d.now >= at or _gave_up(d) or s.pending_incident:
         d.stop_workers(why or s.stopping or "the rollback in place was given up")
         return
     if s.rank == 0 and s.held == s.generation:
@@ -297,13 +321,13 @@ def _stopping(d: Draft) -> None:
     over = ended(s.view) or end_of(s.ended)
     d.do(ev.Tell(None, Goodbye(s.generation) if s.stopping or over else Reaped(s.generation)), ev.CloseLinks(s.generation))
     if over is not None:
-        return d.leave(over.status, over.text)
+        return _leave_ended(d, over)
     if s.stopping is not None:
         return d.leave(ExitStatus.STOPPED if "can't be ended" not in s.stopping else ExitStatus.UNFIT_NODE, s.stopping)
     blamed = s.ended is not None and s.settings.me.node in s.ended.nodes
     if not s.fresh(d.now):
         return d.rejoin()
-    d.set(stage="join" if blamed and s.ended and s.ended.cause is Cause.LOST_MEMBER else "restart", preflight=None, preflight_asked=False, generation=0, token=0)
+    d.set(stage="join" if blamed and s.ended and s.ended.cause is Cause.LOST_MEMBER else "restart", preflight=None, preflight_asked=False, checking_told=False, generation=0, token=0)
     d.go(Phase.CHECKING)
 
 

@@ -125,7 +125,7 @@ class _Draft:
         self._map("unreadable").pop(kv.key, None) if kv.key in self._view.unreadable else None
         try:
             self._put(kv)
-        except (BadValue, DataError, ValueError) as e:
+        except (BadValue, DataError, ValueError) as e:  # ValueError: a number in the key that is none
             self.remove(kv.key)
             self._map("unreadable")[kv.key] = str(e)
 
@@ -171,7 +171,7 @@ def _at(room: str, key: str) -> Any:
     """The key within its room's mapping; a segment that no writer of ours makes maps to itself."""
     segment = last_segment(key)
     if room in ("generations", "verdicts", "stores"):
-        return int(segment) if segment.isdigit() else segment
+        return int(segment) if segment.isascii() and segment.isdigit() and len(segment) <= 18 else segment
     if room == "candidates":
         node, _, incarnation = segment.rpartition(".")
         return (node, incarnation)
@@ -179,16 +179,21 @@ def _at(room: str, key: str) -> Any:
 
 
 def _entry(kv: KeyValue) -> tuple[Who, Entry]:
-    c = load(Candidate, kv.value, kv.key)
-    return _at("candidates", kv.key), Entry(c, kv.create_revision, kv.mod_revision)
+    c, at = load(Candidate, kv.value, kv.key), _at("candidates", kv.key)
+    _same(kv.key, at, (c.node, c.incarnation))
+    return at, Entry(c, kv.create_revision, kv.mod_revision)
 
 
 def _generation(kv: KeyValue) -> tuple[int, Generation]:
-    return int(last_segment(kv.key)), load(Generation, kv.value, kv.key)
+    g = load(Generation, kv.value, kv.key)
+    _same(kv.key, _at("generations", kv.key), g.number)
+    return g.number, g
 
 
 def _verdict(kv: KeyValue) -> tuple[int, Verdict]:
-    return int(last_segment(kv.key)), load(Verdict, kv.value, kv.key)
+    v = load(Verdict, kv.value, kv.key)
+    _same(kv.key, _at("verdicts", kv.key), v.generation)
+    return v.generation, v
 
 
 def _store(kv: KeyValue) -> tuple[int, StoreAddress]:
@@ -196,7 +201,19 @@ def _store(kv: KeyValue) -> tuple[int, StoreAddress]:
 
 
 def _checkpoint(kv: KeyValue) -> tuple[str, CheckpointRecord]:
-    return last_segment(kv.key), load(CheckpointRecord, kv.value, kv.key)
+    c = load(CheckpointRecord, kv.value, kv.key)
+    _same(kv.key, last_segment(kv.key), c.name)
+    return c.name, c
+
+
+def _same(key: str, spelt: object, said: object) -> None:
+    """A value under another's key must not be taken for either.
+
+    Raises:
+        DataError: key and value disagree.
+    """
+    if spelt != said:
+        raise DataError(f"a value that speaks of {spelt}, as its key does", f"{key}: {said}", "correct or delete this key")
 
 
 def _skip(kv: KeyValue) -> tuple[str, Window]:

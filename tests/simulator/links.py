@@ -18,7 +18,7 @@ _DIALLING = (Phase.STARTING, Phase.RUNNING, Phase.HOLDING)
 
 class Links:
     def __init__(self, world: World) -> None:
-        self.world = world
+        self.world, self.kept = world, dict[str, Who]()
 
     def find(self, who: Who) -> Node | None:
         """The living agent of that name and process; a later incarnation of the same process is the same agent."""
@@ -29,11 +29,13 @@ class Links:
         return b.name in a.cut_peers or a.name in b.cut_peers
 
     def connect(self, node: Node, who: Who) -> None:
+        """From now on there is a link to `who`: whenever it breaks it is dialled again."""
         me = node.state.who
+        self.kept[node.name] = who
 
         def dial() -> None:
             peer = self.find(who)
-            if node.state.who != me or who in node.linked or node.state.phase not in _DIALLING:
+            if node.state.who != me or who in node.linked or self.kept.get(node.name) != who or node.state.phase not in _DIALLING:
                 return
             if peer is None or node.paused or peer.paused or self.parted(node, peer):
                 node.mine(0.5, dial)
@@ -44,7 +46,7 @@ class Links:
 
         node.mine(self.world.clockwork.delay(), dial)
 
-    def cut(self, node: Node, *, silent: bool = False) -> None:
+    def cut(self, node: Node, *, silent: bool = False, on_purpose: bool = False) -> None:
         """All links of a node break.  The other ends notice at once (EOF), or after the link timeout when nothing says so."""
         bound = self.world.policies.membership.bounds.link_timeout_s
         for other in self.world.nodes:
@@ -53,15 +55,23 @@ class Links:
                 self._notice(other, who, (bound if silent else 0.001) + self.world.clockwork.delay(), "eof")
         for who in list(node.linked):
             del node.linked[who]
-            if silent:
-                self._notice(node, who, bound, "timeout")
+            if not on_purpose:
+                self._notice(node, who, bound if silent else 0.001, "timeout" if silent else "reset")
 
     def _notice(self, node: Node, who: Who, delay: float, why: str) -> None:
         """A link that is up again by then replaced the broken one, and that is all its end hears of it."""
-        node.mine(delay, lambda: node.feed(ev.LinkDown(who, why)) if who not in node.linked else None)
+
+        def down() -> None:
+            if who not in node.linked:
+                node.feed(ev.LinkDown(who, why))
+                if self.kept.get(node.name) == who:
+                    self.connect(node, who)
+
+        node.mine(delay, down)
 
     def close(self, node: Node) -> None:
-        self.cut(node)
+        self.kept.pop(node.name, None)
+        self.cut(node, on_purpose=True)
 
     def tell(self, node: Node, e: ev.Tell) -> None:
         for who in [e.who] if e.who is not None else list(node.linked):

@@ -57,6 +57,7 @@ class Node:
     crew: Crew | None = None
     left: int | None = None
     seen: int = 0
+    told: int = 0
     lag: float = 0.0
     slow_until: float = 0.0
     former_stuck: bool = False
@@ -79,7 +80,7 @@ class Node:
         me = Me(self.name, f"life{self.life}", f"{self.name}:{self.life}", 2, spec)
         self.settings = Settings(w.keys, me, w.policies)
         self.state: State = membership.start(self.settings, self.clock())
-        self.left, self.seen = None, 0
+        self.left, self.seen, self.told = None, 0, 0
         self.mine(w.clockwork.delay(), self.sync)
         self.tick_at(self.now)
 
@@ -135,6 +136,7 @@ class Node:
                 batch = WatchBatch(self.seen, tuple(e for b in w.memory.since(prefix, seen + 1) for e in b.events))
             if batch.snapshot or batch.events:
                 self.feed(ev.StoreChanged(batch, fleet))
+        self.told = self.seen
 
     # ---- the machine
     def feed(self, event: ev.Event) -> None:

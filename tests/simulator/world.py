@@ -49,6 +49,7 @@ class World:
         self.moments: Counter[str] = Counter()
         self.requests: dict[tuple[str, str], list[str]] = defaultdict(list)
         self.removed: set[str] = set()
+        self.seen_at: dict[tuple[str, int, int], int] = {}
         self.forced: set[int] = set()
         self.skips: list[tuple[int, Window]] = []
         self.newest_communicator, self.stepped_at, self._told_progress = 0, -1.0, 0.0
@@ -124,26 +125,35 @@ class World:
     def send(self, node: Node, e: ev.Send) -> None:
         purpose = next((s.purpose for s in node.state.sent.values() if s.id == e.id), Purpose.LEAVE)
         if purpose is Purpose.FORM and node.former_stuck:
-            return
+            life = node.life
+
+            def unanswered() -> None:
+                if node.former_stuck:
+                    self.clockwork.after(1.0, unanswered)
+                elif node.life == life:
+                    node.feed(ev.TxnFailed(e.id, True))
+
+            return self.clockwork.after(1.0, unanswered)
+
+        seen = self.seen_at.setdefault((node.name, node.life, e.id), node.told)
 
         def ask() -> ev.Event:
             self.memory.advance(self.clockwork.now)
             try:
-                generation = self.ledger.current
                 result = self.ledger.apply(e.txn)
             except LeaseGone:
                 return ev.TxnFailed(e.id, False, "lease gone", lease_gone=True)
             if result.succeeded:
-                self._landed(node, purpose, e.txn, generation)
+                self._landed(node, purpose, e.txn, seen)
             return ev.TxnDone(e.id, result)
 
         self._trip(node, ask, lambda ambiguous: ev.TxnFailed(e.id, ambiguous), purpose.value)
 
-    def _landed(self, node: Node, purpose: Purpose, txn: Txn, before: int) -> None:
+    def _landed(self, node: Node, purpose: Purpose, txn: Txn, seen: int) -> None:
         if purpose is Purpose.READY:
             self._ready_landed(txn)
         if purpose is Purpose.FORM:
-            self._formed(node)
+            self._formed(node, seen)
         if purpose is Purpose.VERDICT and self.ledger.verdicts[max(self.ledger.verdicts)].kind is VerdictKind.ROLLBACK:
             self.happened("rollback verdict", node)
         self.happened(f"txn {purpose.value}", node)
@@ -157,12 +167,13 @@ class World:
                 if c.state is CandidateState.READY and n.running and n.state.who == (c.node, c.incarnation):
                     need("R2", n.crew is None, f"{c.node} is written `ready` while its workers of {n.crew.generation if n.crew else 0} live")
 
-    def _formed(self, former: Node) -> None:
+    def _formed(self, former: Node, seen: int) -> None:
+        """`seen`: the revision up to which the former had been told when it sent this."""
         g = self.ledger.generations[self.ledger.current]
-        barred = {kv.key.rsplit("/", 1)[1] for kv in self.memory.range(self.quarantine).kvs if kv.mod_revision <= former.seen}
+        barred = {kv.key.rsplit("/", 1)[1] for kv in self.memory.range(self.quarantine).kvs if kv.mod_revision <= seen}
         need("I2", not barred & {m.node for m in g.members}, f"generation {g.number} holds a quarantined node of {sorted(barred)}")
         for revision, w in self.skips:
-            kept = revision > former.seen or all(outside(p, g.plan.windows) != p for p in range(w.start, w.end))
+            kept = revision > seen or all(outside(p, g.plan.windows) != p for p in range(w.start, w.end))
             need("I4", kept, f"generation {g.number} ignores the window {w.start}..{w.end} that a person had recorded")
         if g.kind is GenerationKind.IN_PLACE:
             self.happened("in-place form", former)
