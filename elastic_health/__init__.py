@@ -14,6 +14,7 @@ The same script runs under this plugin, under stock torchrun, and by itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from elastic_health.state_torch import TrainState
     from elastic_health.windows import Window
 
-_HOMES = {
+_HOMES: Mapping[str, str] = {
     "Batch": "elastic_health.data.loader_torch",
     "Checkpoints": "elastic_health.checkpoints.checkpoints_torch",
     "Loader": "elastic_health.data.loader_torch",

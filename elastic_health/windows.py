@@ -26,16 +26,23 @@ class Window:
 
 
 def normal(windows: Iterable[Window]) -> tuple[Window, ...]:
-    """Sorted, with overlapping or touching windows joined (their reasons joined by `; `)."""
+    """Sorted, with overlapping or touching windows joined.
+
+    Their reasons are joined as a sorted set: plan and loader state are merged at every start, and text that grew each
+    time would have no end.
+    """
     out: list[Window] = []
     for w in sorted(windows):
         if out and w.start <= out[-1].end:
             last = out[-1]
-            why = last.reason if w.reason in ("", *last.reason.split("; ")) else "; ".join(x for x in (last.reason, w.reason) if x)
-            out[-1] = Window(last.start, max(last.end, w.end), why)
+            out[-1] = Window(last.start, max(last.end, w.end), _both(last.reason, w.reason))
         else:
             out.append(w)
     return tuple(out)
+
+
+def _both(a: str, b: str) -> str:
+    return a if a == b else "; ".join(sorted({*a.split("; "), *b.split("; ")} - {""}))
 
 
 def advance(position: int, count: int, windows: tuple[Window, ...]) -> tuple[tuple[tuple[int, int], ...], int]:
