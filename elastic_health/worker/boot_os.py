@@ -38,9 +38,12 @@ would win."""
 _PRIVATE = (variables.PAGE, variables.LINK, variables.SERVER, variables.GO_FD, variables.PRELOAD, variables.AGENT_PID)
 
 
-def cold() -> None:
-    """In the site hook of a fresh process, before its script."""
-    before = frozenset(sys.modules)
+def cold(before: frozenset[str]) -> None:
+    """In the site hook of a fresh process, before its script.
+
+    Args:
+        before: names of modules that Python had imported by itself.
+    """
     watch(os.environ)
     _make_way(before)
 

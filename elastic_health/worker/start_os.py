@@ -18,9 +18,13 @@ from elastic_health import variables
 HOOK = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site_hook")
 
 
-def hooked(environ: Mapping[str, str], pid: int) -> dict[str, str]:
-    """The environment in which a Python process `pid` finds the hook."""
-    env = {**environ, variables.HOOKED: str(pid)}
+def hooked(environ: Mapping[str, str], pid: int | None = None) -> dict[str, str]:
+    """The environment in which `python -u [-m] script args…` is a worker.
+
+    Args:
+        pid: of the process that shall run the hook; None: the first one that comes to it.
+    """
+    env = {**environ, variables.HOOKED: "any" if pid is None else str(pid)}
     own = environ.get("PYTHONPATH")
     if own is not None:
         env[variables.PYTHONPATH] = own

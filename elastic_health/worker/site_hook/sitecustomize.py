@@ -4,10 +4,13 @@ Law: when this file has run, nothing of it is left that the script could meet: n
 environment.  A child of the script never runs it.
 """
 
-import importlib.machinery
-import importlib.util
-import os
 import sys
+
+_BEFORE = frozenset(sys.modules)
+
+import importlib.machinery  # noqa: E402 - what was imported before is to be known first
+import importlib.util  # noqa: E402
+import os  # noqa: E402
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _PACKAGE = os.path.dirname(os.path.dirname(_FOLDER))
@@ -22,7 +25,7 @@ def _restore() -> bool:
         os.environ.pop("PYTHONPATH", None)
     else:
         os.environ["PYTHONPATH"] = own
-    return os.environ.pop("ELASTIC_HEALTH_HOOKED", "") == str(os.getpid())
+    return os.environ.pop("ELASTIC_HEALTH_HOOKED", "") in ("any", str(os.getpid()))
 
 
 def _watch() -> None:
@@ -35,7 +38,7 @@ def _watch() -> None:
         spec.loader.exec_module(package)
     from elastic_health.worker.boot_os import cold
 
-    cold()
+    cold(_BEFORE)
 
 
 def _users_own() -> None:
