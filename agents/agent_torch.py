@@ -65,7 +65,12 @@ class HealthyAgent(LocalElasticAgent):
         self._link = WorkerLinkServer(room.link, desk.handle, lambda pid, rank: _belongs(crew, pid, rank))
         try:
             hands.loop = handler.attach(
-                hands, workers=spec.local_world_size, role=spec.role, script=_digest(spec), script_name=_name(spec), max_restarts=spec.max_restarts
+                hands,
+                workers=spec.local_world_size,
+                role=spec.role,
+                script=_digest(spec),
+                script_name=_name(spec),
+                max_restarts=spec.max_restarts,
             )
         except HealthError as e:
             _exit(ExitStatus.STORE_UNREACHABLE, str(e))

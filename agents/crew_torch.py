@@ -155,8 +155,8 @@ class Crew:
 
     def watched(self, record: Generation) -> tuple[Watched, ...]:
         assert self.processes is not None
-        pids = self.processes.pids()
-        return tuple(Watched(w.global_rank, w.local_rank, pids[w.local_rank], record.communicator, self._started_at) for w in self._group.workers)
+        pids, since = self.processes.pids(), self._started_at
+        return tuple(Watched(w.global_rank, w.local_rank, pids[w.local_rank], record.communicator, since) for w in self._group.workers)
 
     def look(self, local_rank: int) -> Any:
         """The page of a local rank now; None when it is gone."""
@@ -220,8 +220,7 @@ class Crew:
         if self.pool is None:
             from elastic_health.worker.preload import names
 
-            env = {k: v for k, v in (self._late_environment()).items()}
-            self.pool = WarmPool(self._group.spec.local_world_size, env, preload=names(self.modules))
+            self.pool = WarmPool(self._group.spec.local_world_size, self._late_environment(), preload=names(self.modules))
         started = self.pool.spawn()
         if started:
             self._guardian.guard(self.pool.tokens(), self.pool.roots())

@@ -7,6 +7,7 @@ parent-death signal is tied to the thread that starts a process.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ from elastic_health.agents.guardian_proc import Guardian
 from elastic_health.agents.incidents import from_exit
 from elastic_health.agents.lookout_os import Lookout
 from elastic_health.agents.observe_os import Observer
-from elastic_health.agents.room_os import Room
+from elastic_health.agents.room_os import Room, prune_evidence
 from elastic_health.exits import ExitStatus
 from elastic_health.findings import Finding
 from elastic_health.generations import CheckpointRecord, Generation, StoreAddress
@@ -33,10 +34,11 @@ from elastic_health.liveness.facts import ExitFacts
 from elastic_health.messages import LinkMessage, Progress
 from elastic_health.pager_net import Page, page_once
 from elastic_health.policies import Policies, Warm
+from elastic_health.records_etcd import prune, write_incident
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.loop_net import MembershipLoop
 from elastic_health.rendezvous.state import Phase, State
-from elastic_health.rendezvous.store import Store
+from elastic_health.rendezvous.store import Store, StoreError
 from elastic_health.rendezvous.tcpstore_torch import host_store
 from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
@@ -69,10 +71,11 @@ class AgentHands:
         self._ordered_at = self._published_at = self._cared_at = self._learned_at = 0.0
         self._running_since: float | None = None
         self._ids = 0
+        self._told: dict[str, Incident] = {}
         self.last_result: Any = None
         self._session = session
         self._paging: threading.Thread | None = None
-        self.lookout = Lookout(policies.stall, self._tell, self._stalled, self._warned, self.make_id, time.time)
+        self.lookout = Lookout(policies.stall, self._tell, self._judged, self._warned, self.make_id, time.time)
 
     def make_id(self) -> str:
         from elastic_health.rendezvous.judging import make_id
@@ -115,7 +118,8 @@ class AgentHands:
 
     def take_up(self, generation: Generation) -> None:
         self._record = generation
-        self._desk.serve(generation, generation.members[self._rank].first_rank, generation.members[self._rank].node, lambda: self.loop.state)
+        me = generation.members[self._rank]
+        self._desk.serve(generation, me.first_rank, me.node, lambda: self.loop.state)
 
     # ---- Hands: the end of a generation
     def stop_workers(self, generation: int, verdict: Verdict | None, reason: str) -> None:
@@ -149,7 +153,23 @@ class AgentHands:
         if self._collected == incident or limit_s <= 0:
             return
         self._collected = incident
-        self.crew.evidence(self._folder, incident, self._policies.evidence, limit_s, facts)
+        summary = self.crew.evidence(self._folder, incident, self._policies.evidence, limit_s, facts)
+        prune_evidence(self._folder)
+        self._file(incident, summary)
+
+    def _file(self, id: str, summary: dict[str, Any]) -> None:
+        """The incident that this agent told and whose verdict won, with what was seen here, goes to the store."""
+        told = self._told.get(id)
+        if told is None or not told.findings:
+            return
+        first = dataclasses.replace(told.findings[0], evidence={**told.findings[0].evidence, "seen": summary})
+        state = self.loop.state
+        try:
+            full = dataclasses.replace(told, findings=(first, *told.findings[1:]))
+            write_incident(self._session, state.settings.keys, full, at=_utc(), by=state.settings.me.node)
+            prune(self._session, state.settings.keys)
+        except StoreError as e:
+            log.warning("incident %s is only in its files: %s", id, e)
 
     # ---- what the agent sees
     def _incident(self, cause: Cause, signature: str, reason: str) -> Incident:
@@ -173,11 +193,13 @@ class AgentHands:
         ran_s = -1.0 if self.lookout.progressed() else exit.ran_s
         log.warning("rank %d ended: %s", exit.rank, found.reason)
         generation = self.loop.state.generation
-        self.loop.post(
-            ev.Judged(from_exit(found, id=self.make_id(), generation=generation, wall=time.time(), step=self.lookout.newest_step(), ran_s=ran_s))
-        )
+        step = self.lookout.newest_step()
+        self._judged(from_exit(found, id=self.make_id(), generation=generation, wall=time.time(), step=step, ran_s=ran_s))
 
-    def _stalled(self, incident: Incident) -> None:
+    def _judged(self, incident: Incident) -> None:
+        if len(self._told) >= 64:
+            self._told.clear()
+        self._told[incident.id] = incident
         self.loop.post(ev.Judged(incident))
 
     def _warned(self, finding: Finding) -> None:
@@ -189,7 +211,8 @@ class AgentHands:
         def take() -> None:
             if observer is not None:
                 with observer.evidence():
-                    self.crew.evidence(self._folder, f"warning-{finding.kind.value}", self._policies.evidence, self._policies.evidence.time_limit_s, facts)
+                    policy = self._policies.evidence
+                    self.crew.evidence(self._folder, f"warning-{finding.kind.value}", policy, policy.time_limit_s, facts)
 
         self._collecting = threading.Thread(target=take, name="eh-evidence", daemon=True)
         self._collecting.start()
@@ -212,8 +235,8 @@ class AgentHands:
             return
         log.error("A PERSON MUST LOOK: %s", verdict.reason)
         keys = self.loop.state.settings.keys
-        stamp = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-        page = Page(self.make_id(), keys.run, verdict.generation, verdict.reason, verdict.exit_status, self.loop.state.settings.me.node, stamp)
+        me = self.loop.state.settings.me.node
+        page = Page(self.make_id(), keys.run, verdict.generation, verdict.reason, verdict.exit_status, me, _utc())
 
         def call() -> None:
             for note in page_once(self._session, keys, self._policies.page, page, os.environ).trouble:
@@ -225,7 +248,8 @@ class AgentHands:
     def page_if_last(self) -> None:
         """At the end of a run that a person must look at: whoever wrote the verdict may have died before it paged."""
         verdict = self.loop.state.view.verdict
-        if verdict is not None and verdict.kind is VerdictKind.ABORT and verdict.exit_status in (ExitStatus.CAPPED, ExitStatus.NO_CHECKPOINT):
+        aborted = verdict is not None and verdict.kind is VerdictKind.ABORT
+        if verdict is not None and aborted and verdict.exit_status in (ExitStatus.CAPPED, ExitStatus.NO_CHECKPOINT):
             self.page_human(verdict)
         if self._paging is not None:
             self._paging.join(2 * self._policies.page.timeout_s + 5.0)
@@ -260,8 +284,8 @@ class AgentHands:
 
     def _publish(self, state: State) -> None:
         body = {"step": self.lookout.newest_step(), "generation": state.generation, "world": state.record.world_size if state.record else 0}
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.loop.post(ev.PublishAsked(state.settings.keys.progress, json.dumps({"v": 1, "at": stamp, "by": state.settings.me.node, **body}).encode()))
+        value = json.dumps({"v": 1, "at": _utc(), "by": state.settings.me.node, **body}).encode()
+        self.loop.post(ev.PublishAsked(state.settings.keys.progress, value))
 
     def close(self) -> None:
         """The agent ends: nothing of ours stays."""
@@ -269,3 +293,7 @@ class AgentHands:
         self.crew.close()
         self._guardian.bye()
         self._room.close()
+
+
+def _utc() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

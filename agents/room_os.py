@@ -57,3 +57,15 @@ class Room:
         """Where incident folders go: as configured, else below torchrun's log folder, else the temporary folder."""
         folder = configured or (f"{log_dir}/elastic-health" if log_dir else f"{tempfile.gettempdir()}/elastic-health")
         return str(Path(folder))
+
+
+def prune_evidence(folder: str, keep: int = 100) -> int:
+    """Remove the oldest incident folders beyond the newest `keep`; returns how many went."""
+    try:
+        found = sorted((e for e in os.scandir(folder) if e.is_dir(follow_symlinks=False)), key=lambda e: e.stat().st_mtime)
+    except OSError:
+        return 0
+    old = found[: max(0, len(found) - keep)]
+    for entry in old:
+        shutil.rmtree(entry.path, ignore_errors=True)
+    return len(old)
