@@ -46,7 +46,8 @@ class AskVerify:
 class AskCommit:
     """Rank 0 only: all ranks' files are verified and listed in `folder`'s manifest; rename the marker, commit.
 
-    Answered by `CommitReply`.  `keep`: how many the script wants kept (0: what the YAML says).
+    Answered by `CommitReply`.  `keep`: how many the script wants kept (0: what the YAML says).  `generation`:
+    whose state this is (0: not said); an agent that has moved on refuses, it may be a branch that a rollback left.
     """
 
     folder: str
@@ -55,6 +56,7 @@ class AskCommit:
     world: int
     manifest: str
     keep: int = 0
+    generation: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import logging
 import os
 import secrets
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -90,14 +91,17 @@ class Checkpoints:
         self._state, self._home, self._observe = state, home, observe
         self._group: Group | None = None
         self._shared = False
+        # Run and generation as they were at the restore: the home may know of the next one before this state is of it.
+        self._writer: tuple[str, int] | None = None
         self._parent: str | None = None
         self._saved: tuple[int, int] | None = None
-        self._thread: threading.Thread | None = None
+        self._in_flight: list[threading.Thread] = []
         self._error: BaseException | None = None
+        self._stager: DefaultStager | None = None
 
     def bind(self, home: Home | None) -> None:
         """Set the agent that later calls speak to; None: there is none."""
-        self._home = home
+        self._home, self._writer = home, None
 
     # ---- restoring
     def restore(self, plan: RestorePlan | None = None) -> Restored:
@@ -110,6 +114,7 @@ class Checkpoints:
             CheckpointError: the folder is not shared, the state does not fit, or nothing is usable.
         """
         self._wait()
+        self._writer = (self._home.run, self._home.generation) if self._home else None
         with self._phase(Phase.INIT):
             group = self._ready()
             restored = self._restore_planned(group, plan) if self._home else self._restore_newest(group, plan)
@@ -198,7 +203,7 @@ class Checkpoints:
             if self.mode == "sync":
                 self._finished(group, place, commit_state(group, self._home, place, to_save(self._state), self._observe))
                 return self.last is not None and self.last.committed
-            self._begin(group, place, _snapshot(to_save(self._state)))
+            self._begin(group, place, self._snapshot())
             return True
 
     def commit_folder(self, folder: str | os.PathLike[str], step: int, position: int) -> bool:
@@ -209,17 +214,19 @@ class Checkpoints:
         """
         self._wait()
         path = Path(os.path.abspath(folder))
-        home = self._home
-        run, generation = (home.run, home.generation) if home else ("", 0)
+        run, generation = self._whose()
         with self._phase(Phase.CHECKPOINT):
             group = self._ready()
             place = Place(path, run, generation, step, position, self._parent, "files", self.keep)
-            self._finished(group, place, commit_files(group, home, place, self._observe))
+            self._finished(group, place, commit_files(group, self._home, place, self._observe))
         return self.last is not None and self.last.committed
 
     def finish(self) -> Outcome | None:
         """Wait for a save in flight; returns how the newest one ended.  Call it before the process ends."""
         self._wait()
+        if self._stager is not None:
+            self._stager.close()
+            self._stager = None
         return self.last
 
     def __enter__(self) -> Checkpoints:
@@ -231,8 +238,13 @@ class Checkpoints:
 
     # ---- inside
     def _place(self, step: int, position: int) -> Place:
-        run, generation = (self._home.run, self._home.generation) if self._home else ("", 0)
+        run, generation = self._whose()
         return place_of(self.folder, run, generation, step, position, self._parent, self.keep)
+
+    def _whose(self) -> tuple[str, int]:
+        if self._home is not None and self._writer is None:
+            self._writer = (self._home.run, self._home.generation)
+        return self._writer or ("", 0)
 
     def _phase(self, phase: Phase) -> AbstractContextManager[None]:
         return self._home.phase(phase) if self._home else contextlib.nullcontext()
@@ -241,6 +253,8 @@ class Checkpoints:
         """The group, made at first use; and once, the proof that all nodes share the folder, before work is at stake."""
         if self._group is None:
             self._group = Group()
+            # A process that ends with open gloo groups aborts now and then (SIGABRT after all work was done).
+            weakref.finalize(self, _release, self._group, self._in_flight)
         if not self._shared:
             group, trial = self._group, f".shared-{secrets.token_hex(8)}"
             path = self.folder / group.first(lambda: trial)
@@ -264,14 +278,15 @@ class Checkpoints:
                 self._error = e
 
         # A daemon: a worker that fails must not wait at exit for peers that are gone; `finish` waits when all is well.
-        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        self._in_flight.append(thread)
+        thread.start()
 
     def _wait(self) -> None:
-        if self._thread is not None:
+        if self._in_flight:
             with self._phase(Phase.CHECKPOINT):
-                self._thread.join()
-            self._thread = None
+                self._in_flight[0].join()
+            self._in_flight.clear()
         if self._error is not None:
             error, self._error = self._error, None
             raise error
@@ -301,25 +316,33 @@ class Checkpoints:
         except CheckpointError as e:
             log.warning("old checkpoints stay: %s", e)
 
+    def _snapshot(self) -> dict[str, Any]:
+        """A copy in CPU memory that training can't change any more (torch's stager; sharded tensors stay sharded)."""
+        if self._stager is None:
+            self._stager = DefaultStager(
+                StagingOptions(
+                    use_pinned_memory=torch.cuda.is_available(),
+                    use_shared_memory=False,
+                    use_async_staging=False,
+                    use_non_blocking_copy=False,
+                )
+            )
+        # The stager keeps its buffers: free to be written again, since the save that used them has ended.
+        staged = self._stager.stage(to_save(self._state))
+        assert isinstance(staged, dict)  # a future only with async staging
+        return staged
+
     @staticmethod
     def _warn(group: Group, message: str, *args: object) -> None:
         if group.rank == 0:
             log.warning(message, *args)
 
 
+def _release(group: Group, in_flight: list[threading.Thread]) -> None:
+    if not any(t.is_alive() for t in in_flight):  # closing a group under a collective may wait for dead peers
+        group.close()
+
+
 def _put(path: Path) -> None:
     write_durably(path, b"shared")
 
-
-def _snapshot(state: dict[str, Any]) -> dict[str, Any]:
-    """A copy in CPU memory that training can't change any more (torch's stager; sharded tensors stay sharded)."""
-    pinned = torch.cuda.is_available()
-    stager = DefaultStager(
-        StagingOptions(use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False)
-    )
-    try:
-        staged = stager.stage(state)
-    finally:
-        stager.close()
-    assert isinstance(staged, dict)  # a future only with async staging
-    return staged

@@ -6,6 +6,7 @@ same error; no rank is left waiting in a collective that another one skipped.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,6 +51,13 @@ class Group:
         self.rank = 0 if alone else dist.get_rank()
         self.world = 1 if alone else dist.get_world_size()
         self.host = socket.gethostname()
+
+    def close(self) -> None:
+        """Leave the group, unless the script has already ended all of them.  Not collective."""
+        if self.pg is not None and dist.is_initialized():
+            with contextlib.suppress(ValueError):  # it is gone
+                dist.destroy_process_group(self.pg)
+            self.pg = None
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value, in rank order, on every rank."""

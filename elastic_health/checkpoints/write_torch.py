@@ -273,7 +273,8 @@ def _ask(home: Home | None, place: Place, world: int, sha256: str) -> CommitRepl
     if home is None:
         rename_marker(str(place.folder), sha256)
         return CommitReply(True)
-    return home.commit(AskCommit(str(place.folder), place.step, place.position, world, sha256, place.keep))
+    ask = AskCommit(str(place.folder), place.step, place.position, world, sha256, place.keep, place.generation)
+    return home.commit(ask)
 
 
 def _clean_up(group: Group, place: Place) -> None:

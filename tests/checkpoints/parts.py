@@ -65,6 +65,8 @@ class FileHome:
     def commit(self, ask: AskCommit) -> CommitReply:
         if self.fenced:
             return CommitReply(False, "fenced: generation 1 is over")
+        if ask.generation != self.generation:
+            return CommitReply(False, f"fenced: generation {ask.generation} is over")
         wrong = prepare_commit(ask.folder, ask.manifest)
         if wrong:
             return CommitReply(False, "; ".join(wrong))

@@ -12,6 +12,7 @@ import pytest
 from elastic_health.checkpoints.agent_os import complete_folders, probe_folder
 from elastic_health.checkpoints.checkpoints_torch import Checkpoints
 from elastic_health.checkpoints.layout import folder_name
+from elastic_health.checkpoints.write_torch import Outcome
 from elastic_health.errors import CheckpointError
 from tests.checkpoints.parts import TinyState, run_ranks
 
@@ -30,27 +31,32 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(at)], check=True)
 
 
+def ended(c: Checkpoints) -> Outcome:
+    outcome = c.finish()
+    assert outcome is not None
+    return outcome
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_full_disk_at_commit(small_disk: Path, mode: str, caplog: pytest.LogCaptureFixture) -> None:
     """facebookresearch/metaseq#53: a failed write leaves no half checkpoint behind, and no space taken."""
     state = TinyState(1.0, rows=1024)  # 256 kB
     c = Checkpoints(small_disk / "c", state, every=1, mode=mode)
     c.save(1, 64)
-    assert c.finish() is not None and c.last is not None and c.last.committed
+    assert ended(c).committed
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * (600 * 1024))
     caplog.clear()
     state.set(2.0)
     c.save(2, 128)
-    c.finish()
-    assert not c.last.committed and "No space left on device" in c.last.reason
+    full = ended(c)
+    assert not full.committed and "No space left on device" in full.reason
     warned = [r.message for r in caplog.records if r.levelname == "WARNING"]
     assert len(warned) == 1 and "the next save tries again" in warned[0] and "000000000001.000000 stays the newest" in warned[0]
     assert os.listdir(small_disk / "c") == [folder_name(1, 0)]
     ballast.unlink()
     c.save(2, 128)
-    c.finish()
-    assert c.last.committed
+    assert ended(c).committed
     again = TinyState(rows=1024)
     assert Checkpoints(small_disk / "c", again).restore().step == 2 and again.value() == 2.0
 
@@ -92,9 +98,9 @@ print("then", c.save(2, 128))
 
 
 def test_a_file_size_limit(tmp_path: Path) -> None:
-    [ended] = run_ranks(LIMITED, 1, tmp_path, str(tmp_path / "c"))
-    assert "committed False" in ended.out and "then True" in ended.out, ended.out
-    assert ended.out.count("WARNING checkpoint of step 1 not committed") == 1 and "Traceback" not in ended.out
+    [alone] = run_ranks(LIMITED, 1, tmp_path, str(tmp_path / "c"))
+    assert "committed False" in alone.out and "then True" in alone.out, alone.out
+    assert alone.out.count("WARNING checkpoint of step 1 not committed") == 1 and "Traceback" not in alone.out
     assert complete_folders(tmp_path / "c") == (folder_name(2, 0),)
 
 
@@ -116,9 +122,9 @@ def test_no_permission_to_write_is_refused_before_training(tmp_path: Path) -> No
         p.chmod(0o755)
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
-    [ended] = run_ranks(FORBIDDEN, 1, tmp_path, str(locked))
-    assert "refused: expected a checkpoint folder that this user can write" in ended.out, ended.out
-    assert "Permission denied" in ended.out and "choose another folder" in ended.out
+    [alone] = run_ranks(FORBIDDEN, 1, tmp_path, str(locked))
+    assert "refused: expected a checkpoint folder that this user can write" in alone.out, alone.out
+    assert "Permission denied" in alone.out and "choose another folder" in alone.out
     assert os.listdir(locked) == []
 
 

@@ -52,6 +52,8 @@ assert c.finish().committed
 again = Sharded()
 assert Checkpoints(folder, again).restore().step == start + 10
 assert again.loaded == {f"rank-{rank}": f"rank {rank} of {world}"}, again.loaded
+dist.barrier()
+dist.destroy_process_group()
 """
 )
 
@@ -120,6 +122,8 @@ except CheckpointUnusable as e:
 # 4. The same without an agent: both take the one before.
 alone = Checkpoints(root / "c", fresh)
 say("restored:", alone.restore().step, fresh.value())
+dist.barrier()
+dist.destroy_process_group()
 """
 )
 

@@ -215,6 +215,17 @@ def test_a_later_rollback_in_place_commits_under_its_own_generation(tmp_path: Pa
     assert Phase.CHECKPOINT in home.phases and Phase.INIT in home.phases
 
 
+@pytest.mark.spec("R10")
+def test_a_save_of_the_old_branch_never_speaks_for_the_new_generation(tmp_path: Path) -> None:
+    """The home knows of a rollback before this state has been rolled back: such a save still names its own generation."""
+    home = FileHome(tmp_path / "records", generation=4)
+    c = Checkpoints(tmp_path / "c", TinyState(), every=1, home=home)
+    c.restore(RestorePlan())
+    home.generation = 5
+    assert c.save(1, 64) is False and c.last is not None and "generation" in c.last.reason
+    assert home.records() == {}
+
+
 def test_a_fenced_commit_warns_and_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     home = FileHome(tmp_path / "records", fenced=True)
     c = Checkpoints(tmp_path / "c", TinyState(1.0), every=1, home=home)
