@@ -94,6 +94,8 @@ def _verdict(d: Draft, sent: Sent, r: TxnResult) -> None:
     if sent.verdict is None:
         return
     won, winner = r.succeeded, sent.verdict
+    if won or (r.reads and r.reads[0].kvs):
+        d.set(judged=max(d.s.judged, sent.verdict.generation))
     if not won and r.reads and r.reads[0].kvs:
         kv = r.reads[0].kvs[0]
         try:

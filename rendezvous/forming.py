@@ -5,7 +5,10 @@ Laws:
  - it holds between MIN and MAX ready, unquarantined candidates;
  - no missing member of the last generation may still run workers: it is proven dead, or told over its link that they
    are reaped, or its lease has ended and link timeout + kill grace have passed since (a broken link or an ended lease
-   stops its workers within that time).
+   stops its workers within that time; one that still answers is told the verdict, and the time counts from then).
+
+What this can't bound: a whole generation that rides through on the far side of a partition, with MIN spares on the near
+side and no way between them.  It trains on until its ride-through bound, and can commit, publish and decide nothing.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class Knowledge:
 
     Attributes:
         proven: members that are dead or whose workers are reaped, by link or probe.
+        answering: members that answered the last probe: told of the verdict, they end their workers in bounded time.
         gone_since: when it saw a member's candidate vanish from the store.
         verdict_seen: when it saw the verdict of the last generation.
         ready_since: when MIN candidates were first ready, None if they aren't.
@@ -62,6 +66,7 @@ class Knowledge:
     """
 
     proven: frozenset[Who]
+    answering: frozenset[Who]
     gone_since: Mapping[Who, float]
     verdict_seen: float | None
     ready_since: float | None
@@ -124,7 +129,10 @@ def _missing(view: View, last: Generation, know: Knowledge, policy: MembershipPo
                 alive.append(m.who)
                 look_again = late
             continue
-        over = know.gone_since.get(m.who, now) + policy.bounds.link_timeout_s + policy.bounds.kill_grace_s
+        since = know.gone_since.get(m.who, now)
+        if m.who in know.answering and know.verdict_seen is not None:
+            since = max(since, know.verdict_seen)
+        over = since + policy.bounds.link_timeout_s + policy.bounds.kill_grace_s
         if now < over:
             unproven.append(m.who)
             until = max(until, over)

@@ -11,7 +11,7 @@ from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.forming import Chosen, Knowledge, Wait, consider, ready, turn
 from elastic_health.rendezvous.loss import proven
 from elastic_health.rendezvous.order import moved, ranked
-from elastic_health.rendezvous.state import Purpose
+from elastic_health.rendezvous.state import Peer, Purpose
 from elastic_health.rendezvous.store import Compare, Put, Target, Txn
 from elastic_health.rendezvous.view import Entry
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
@@ -50,7 +50,8 @@ def _knowledge(d: Draft) -> Knowledge:
     s, last = d.s, d.s.view.generation
     members = last.members if last else ()
     sure = frozenset(m.who for m in members if last and proven(d, m, last.number))
-    return Knowledge(sure, s.gone_since, s.verdict_seen.get(s.view.current), s.ready_since, s.formable_since)
+    answering = frozenset(m.who for m in members if s.peers.get(m.who, Peer()).answers)
+    return Knowledge(sure, answering, s.gone_since, s.verdict_seen.get(s.view.current), s.ready_since, s.formable_since)
 
 
 def _choice(d: Draft) -> Choice:

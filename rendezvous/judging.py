@@ -43,7 +43,7 @@ def incident(d: Draft, cause: Cause, reason: str, *, nodes: tuple[str, ...] = ()
 
 def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
     """Send the verdict on `what` (create-only); False if it can't be sent now, or nothing is to be done."""
-    if not d.s.fresh(d.now) or not d.can_send(Purpose.VERDICT):
+    if not d.s.fresh(d.now) or d.s.judged >= what.generation or not d.can_send(Purpose.VERDICT):
         return False
     if what.target is not None and what.target not in d.s.view.checkpoints and d.now < d.s.incident_at + _TARGET_WAIT_S:
         d.wake(d.s.incident_at + _TARGET_WAIT_S)  # committed just now, and not yet read here

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from elastic_health.generations import CandidateState, Generation, Member
+from elastic_health.messages import VerdictSeen
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.judging import incident, judge
@@ -70,6 +71,28 @@ def probe_missing(d: Draft) -> None:
         waits = entry is None or entry.candidate.state is not CandidateState.READY
         if m.who != d.s.who and waits and not proven(d, m, last.number):
             probe(d, m)
+            _tell_verdict(d, m)
+
+
+def _tell_verdict(d: Draft, m: Member) -> None:
+    """A member that lives without the store can't know that its group is over: tell it over a link of our own.  One is
+    enough: it passes the verdict on, and its broken links end the rest."""
+    verdict, peer = d.s.view.verdict, d.s.peers.get(m.who, Peer())
+    if verdict is None or m.who in d.s.view.candidates:
+        return
+    if d.s.telling is None and peer.answers:
+        d.set(telling=m.who, told=False)
+        d.do(ev.Connect(m.who, m.address, verdict.generation))
+    elif d.s.telling == m.who and peer.up_since is not None and not d.s.told:
+        d.set(told=True)
+        d.do(ev.Tell(m.who, VerdictSeen(verdict)))
+
+
+def stop_telling(d: Draft) -> None:
+    """The link that was only for telling the verdict is not needed any more."""
+    if d.s.telling is not None:
+        d.set(telling=None, told=False)
+        d.do(ev.CloseLinks(d.s.view.current))
 
 
 def proven(d: Draft, m: Member, generation: int) -> bool:

@@ -139,12 +139,14 @@ class Me:
 
 @dataclass(frozen=True)
 class Peer:
-    """What this agent knows of a member of its generation by link and probe (None: no, else since when)."""
+    """What this agent knows of a member by link and probe (times: None: no, else since when).  `answers`: the last
+    probe found it alive."""
 
     up_since: float | None = None
     down_since: float | None = None
     probed_at: float | None = None
     dead: bool = False
+    answers: bool = False
     reaped: int = 0
     done: int = 0
 
@@ -217,6 +219,9 @@ class State:
     pending_incident: Incident | None = None
     incident_at: float = 0.0
     peer_verdict: Verdict | None = None
+    judged: int = 0
+    telling: Who | None = None
+    told: bool = False
     held: int = 0
     told_done_at: float = float("-inf")
     created: int = 0

@@ -20,7 +20,7 @@ from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.gather import formation, in_place_formation
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.lead import lead
-from elastic_health.rendezvous.loss import lost_members, probe_missing
+from elastic_health.rendezvous.loss import lost_members, probe_missing, stop_telling
 from elastic_health.rendezvous.refusal import Refusal, calls_a_person, end_of, ended, refuse
 from elastic_health.rendezvous.serve import may_run, settle_incident
 from elastic_health.rendezvous.state import Peer, Phase, Purpose, Workers
@@ -160,6 +160,7 @@ def _ready(d: Draft) -> None:
             # The workers that it was formed with are gone here: never start others in their place.
             judge(d, incident(d, Cause.LOST_MEMBER, "a member has no workers any more", nodes=(s.settings.me.node,)))
         elif d.can_send(Purpose.MEMBER):
+            stop_telling(d)
             d.set(generation=record.number, token=s.view.current_mod)
             candidate = d.candidate(CandidateState.MEMBER, record.number)
             d.send(Purpose.MEMBER, fence.member(d.fence(), candidate, s.created, s.lease, d.stamp()))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.simulator.node import Node
     from tests.simulator.world import World
 
-_DIALLING = (Phase.STARTING, Phase.RUNNING, Phase.HOLDING)
+_DIALLING = (Phase.READY, Phase.STARTING, Phase.RUNNING, Phase.HOLDING)
 
 
 class Links:

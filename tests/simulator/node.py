@@ -96,6 +96,11 @@ class Node:
     def running(self) -> bool:
         return self.alive and self.left is None
 
+    @property
+    def isolated(self) -> bool:
+        """It can't have heard of anything new in the store yet."""
+        return self.cut_store or self.world.outage or self.seen < self.world.memory.revision
+
     def mine(self, delay: float, what: Callable[[], object]) -> None:
         """Later, if this process still lives then."""
         life = self.life

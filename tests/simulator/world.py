@@ -179,7 +179,7 @@ class World:
             self.happened("in-place form", former)
             return
         for n in self.nodes:
-            if n.crew is not None and n.alive:  # a dead agent's guardian is about to end them
+            if n.crew is not None and n.alive and not (n.isolated and self.links.parted(n, former)):  # a dead agent's guardian ends them
                 need("R10", n.crew.communicator >= g.number, f"generation {g.number} forms while workers of {n.crew.generation} live on {n.name}")
 
     def grant(self, node: Node, ttl_s: float) -> None:
@@ -244,8 +244,9 @@ class World:
             return
         if any(c.held or c.generation != first.generation for _, c in team):
             return  # some have not taken the in-place generation up yet: the barrier of the hand-over holds the others
-        need("R10", g.communicator >= self.newest_communicator, f"workers of {g.number} step after those of {self.newest_communicator}")
-        self.newest_communicator = g.communicator
+        if not all(n.isolated for n, _ in team):
+            need("R10", g.communicator >= self.newest_communicator, f"workers of {g.number} step after those of {self.newest_communicator}")
+        self.newest_communicator = max(self.newest_communicator, g.communicator)
         need("I4", all((c.position, c.mask) == (first.position, first.mask) for _, c in team), f"workers of {g.number} stand at different positions")
         rank0, lead = next((n, c) for n, c in team if n.name == g.members[0].node)
         self.stepped_at = self.clockwork.now
