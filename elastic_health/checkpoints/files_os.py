@@ -9,7 +9,7 @@ import errno
 import hashlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from elastic_health.errors import CheckpointError
 
 READ_BYTES = 4 * 1024 * 1024
 _SAFE = "the last committed checkpoint is safe, the next save tries again"
-_DO = {
+_DO: Mapping[int, tuple[str, str]] = {
     errno.ENOSPC: ("free space in the checkpoint folder", f"free some space: {_SAFE}"),
     errno.EDQUOT: ("quota left for the checkpoint folder", f"raise the quota: {_SAFE}"),
     errno.EFBIG: ("a file size within the limit", f"raise the file size limit (ulimit -f): {_SAFE}"),
