@@ -1,7 +1,8 @@
 """The wrapper that a *function* starts through in its worker process (`elastic_launch(config, function)`).
 
 It does there what `Popen` and the bootstrap do for a script: a session of its own, death with the agent, stderr on the
-agent's tap.  It must stay picklable, and it runs after torch has set the worker's environment.
+agent's tap, page, watchdog and worker server.  It must stay picklable, and it runs after torch has set the worker's
+environment.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from elastic_health import variables
+from elastic_health.worker.boot_os import watch
 
 
 class FunctionWorker:
@@ -34,6 +36,9 @@ class FunctionWorker:
         path = os.environ.pop(variables.STDERR_TAP, "")
         if path:
             onto_tap(path)
+        # A fork server's children have it for their parent, not the agent; the death signal is set already.
+        os.environ.pop(variables.AGENT_PID, None)
+        watch(os.environ)
         return self.function(*args)
 
 

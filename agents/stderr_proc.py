@@ -31,7 +31,8 @@ _CHUNK_BYTES = 64 * 1024
 def file_tail(path: str, limit_bytes: int = TAIL_BYTES) -> str:
     """The end of a regular file, "" if there is none."""
     try:
-        with open(path, "rb") as f:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a pipe, opening would wait for a writer
+        with open(fd, "rb") as f:
             if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
                 return ""
             f.seek(max(0, os.fstat(f.fileno()).st_size - limit_bytes))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import logging
 import os
 import signal
@@ -40,6 +41,9 @@ from elastic_health.agents.warm_proc import Go, WarmPool, WarmProcess
 from elastic_health.liveness.facts import ExitFacts
 
 logger = logging.getLogger(__name__)
+ERROR_CHARS = 65536
+"""Of a worker's error file, what its facts may carry."""
+_ERROR_FILE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,7 @@ class WorkerGroupProcesses:
             code=code,
             at=at,
             tail=tail,
-            error_file=error_file if os.path.isfile(error_file) else "",
+            error_file=error_text(error_file),
             oom_kills=0 if self._ended_by_us or code == 0 else max(0, oom_os.oom_kills() - self._oom_at_start),
             ran_s=at - self._started_at,
         )
@@ -232,6 +236,18 @@ class WorkerGroupProcesses:
                     logger.exception("the return value of local rank %d can't be read; it counts as None", rank)
         if not waiting:
             context._worker_finished_event.set()
+
+
+def error_text(path: str) -> str:
+    """A worker's error file (torch's JSON), "" if there is none; of one with a very long call stack, the message only."""
+    text = file_tail(path, _ERROR_FILE_BYTES)
+    if len(text) <= ERROR_CHARS:
+        return text
+    try:
+        said = json.loads(text)["message"]["message"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return json.dumps({"message": {"message": str(said)[: ERROR_CHARS // 16]}})
 
 
 def failure(local_rank: int, pid: int, code: int, error_file: str) -> ProcessFailure:
