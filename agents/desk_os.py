@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from elastic_health import messages as m
-from elastic_health.checkpoints.agent_os import delete, prepare_commit, set_aside, verify_files
+from elastic_health.checkpoints.agent_os import delete, orphans, prepare_commit, set_aside, verify_files
 from elastic_health.checkpoints.line import rollback_target
 from elastic_health.errors import CheckpointError
 from elastic_health.generations import CheckpointRecord, Generation
@@ -79,6 +80,9 @@ class Desk:
 
     def _commit(self, ask: m.AskCommit, generation: int, reply: Reply) -> None:
         """Everything on disk first; then only the store's record commits."""
+        if ask.generation not in (0, generation):
+            reply(m.CommitReply(False, f"generation {ask.generation} has ended"))
+            return
         try:
             wrong = prepare_commit(ask.folder, ask.manifest)
         except (CheckpointError, OSError) as e:
@@ -90,7 +94,7 @@ class Desk:
         with self._lock:
             self._waiting[request] = reply
         record = CheckpointRecord(ask.step, generation, ask.folder, ask.position, ask.world, None, ask.manifest)
-        self._post(ev.CommitAsked(request, record))
+        self._post(ev.CommitAsked(request, record, ask.keep))
 
     def _incident(self, record: Generation, cause: Cause, reason: str, step: int, **fields: object) -> None:
         signature = str(fields.pop("signature", "")) or cause.value
@@ -119,6 +123,19 @@ class Desk:
             reply = self._waiting.pop(answer.request, None)
         if reply is not None:
             reply(m.CommitReply(answer.committed, answer.reason, answer.record))
+        if answer.record is not None:
+            self._pool.submit(self._sweep, answer.record)
+
+    def _sweep(self, committed: CheckpointRecord) -> None:
+        """Folders of interrupted saves that no record names: nothing will ever restore them."""
+        known = self._view().view.checkpoints if self._view is not None else {}
+        root = Path(committed.path).parent
+        for folder in orphans(root, self._run, committed.generation, known):
+            try:
+                delete(folder)
+                log.info("removed %s, left by an interrupted save", folder)
+            except (CheckpointError, OSError) as e:
+                log.warning("left by an interrupted save, and not removed: %s: %s", folder, e)
 
     def remove(self, record: CheckpointRecord, after_s: float) -> None:
         """Delete a checkpoint's files once no lease nor outage can hide a reader of it any more."""

@@ -143,10 +143,11 @@ class Probed:
 
 @dataclass(frozen=True)
 class CommitAsked:
-    """Rank 0's worker asks to commit; `request` pairs the answer."""
+    """Rank 0's worker asks to commit; `request` pairs the answer.  `keep`: how many the script wants kept (0: as the YAML says)."""
 
     request: int
     record: CheckpointRecord
+    keep: int = 0
 
 
 @dataclass(frozen=True)

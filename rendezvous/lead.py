@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from elastic_health.checkpoints.line import top
-from elastic_health.checkpoints.retention import expendable
+from elastic_health.checkpoints.retention import Keep, expendable
 from elastic_health.generations import CandidateState, Generation
 from elastic_health.policies import ScaleUp
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.forming import ready
 from elastic_health.rendezvous.judging import incident, judge
-from elastic_health.rendezvous.state import Peer, Purpose, Workers
+from elastic_health.rendezvous.state import Peer, Purpose, State, Workers
 from elastic_health.verdicts import Cause
 
 
@@ -47,7 +47,12 @@ def _retain(d: Draft, record: Generation) -> None:
     if not s.retain_due or not d.leads() or not d.can_send(Purpose.DELETE):
         return
     d.set(retain_due=False)
-    d.ask_deletion(expendable(s.view.checkpoints, s.generation, record.plan.checkpoint, s.settings.keep))
+    d.ask_deletion(expendable(s.view.checkpoints, s.generation, record.plan.checkpoint, _keep(s)))
+
+
+def _keep(s: State) -> Keep:
+    """The script's own number goes before the YAML's."""
+    return dataclasses.replace(s.settings.keep, newest=s.keep) if s.keep > 0 else s.settings.keep
 
 
 def _all_done(d: Draft, record: Generation) -> bool:
