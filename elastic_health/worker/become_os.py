@@ -33,6 +33,7 @@ def become(words: Sequence[str]) -> NoReturn:
     if words[0] == "-m":
         name, args = words[1], words[2:]
         sys.argv[:] = ["-m", *args]
+        _set_path0(os.getcwd())
         _set_original(["-m", name, *args])
         _fresh_main()
         _guarded(lambda: runpy._run_module_as_main(name), end)  # type: ignore[attr-defined]

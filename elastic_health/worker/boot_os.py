@@ -61,8 +61,8 @@ def wait_for_go(environ: MutableMapping[str, str]) -> list[str]:
     for name in ("torch", "torch.distributed", *filter(None, environ.get(variables.PRELOAD, "").split(","))):
         try:
             importlib.import_module(name)
-        except ImportError:
-            sys.exit(0)  # a cold start will show the script's own error
+        except BaseException:  # whatever it raises: nobody waits for this process, and a cold start will show the script's own error
+            os._exit(0)
     channel = socket.socket(fileno=int(environ[variables.GO_FD]))
     try:
         channel.sendall(b"ready\n")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -119,15 +120,20 @@ def ended(process: subprocess.Popen[bytes], page: Page, server: str) -> Iterator
     try:
         yield Watched(process, page, server)
     finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait(10)
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+        end(process)
         for path in (page.path, server):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill its whole session (it leads one), close its streams."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
 
 
 @dataclass
@@ -164,12 +170,7 @@ def waiting(**environ: str) -> Iterator[Waiting]:
         yield Waiting(process, ours)
     finally:
         ours.close()
-        if process.poll() is None:
-            process.kill()
-        process.wait(10)
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+        end(process)
 
 
 def until(holds: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
