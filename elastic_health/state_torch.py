@@ -19,10 +19,11 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
-    set_state_dict,
+    set_optimizer_state_dict,
 )
 
 from elastic_health.data.stream import SampleStream
@@ -37,7 +38,7 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> Any: ...
 
 
-OWN_KEYS = frozenset({"model", "optimizer", "scheduler", "stream", "rng"})
+OWN_KEYS = frozenset({"model", "optimizer", "stateless", "scheduler", "stream", "rng"})
 
 
 class TrainState:
@@ -80,6 +81,7 @@ class TrainState:
         state: dict[str, Any] = {}
         if self.model is not None and self.optimizers:
             state["model"], state["optimizer"] = get_state_dict(self.model, self.optimizers)
+            state["stateless"] = json.dumps(_fill(state["optimizer"], state["model"]))
         elif self.model is not None:
             state["model"] = get_model_state_dict(self.model)
         if self.schedulers:
@@ -130,11 +132,39 @@ class TrainState:
     def _load_weights(self, state: Mapping[str, Any]) -> None:
         if self.model is None:
             return
+        set_model_state_dict(self.model, _part(state, "model"))
         if self.optimizers:
-            model, optimizer = _part(state, "model"), _part(state, "optimizer")
-            set_state_dict(self.model, self.optimizers, model_state_dict=model, optim_state_dict=optimizer)
-        else:
-            set_model_state_dict(self.model, _part(state, "model"))
+            optimizer, without = dict(_part(state, "optimizer")), frozenset(json.loads(_part(state, "stateless")))
+            optimizer["state"] = {name: kept for name, kept in optimizer["state"].items() if name not in without}
+            options = StateDictOptions(strict=not without)
+            set_optimizer_state_dict(self.model, self.optimizers, optim_state_dict=optimizer, options=options)
+
+
+def _fill(optimizer: dict[str, Any], model: Mapping[str, Any]) -> list[str]:
+    """Give parameters that never had a gradient, and so have no optimizer state, zeros in the shape of such a state.
+
+    Without them a fresh optimizer's form, in which every parameter has a state, would ask for what was never saved.
+    The names are saved too; on loading their zeros are dropped again.
+    """
+    filled = []
+    for group in optimizer["param_groups"]:
+        like = next((name for name in group["params"] if name in optimizer["state"]), None)
+        if like is None:
+            continue
+        for name in group["params"]:
+            if name not in optimizer["state"] and name in model and model[name].is_floating_point():
+                optimizer["state"][name] = _zeros(optimizer["state"][like], model[like], model[name])
+                filled.append(name)
+    return filled
+
+
+def _zeros(state: Mapping[str, Any], its: torch.Tensor, mine: torch.Tensor) -> dict[str, Any]:
+    def zero(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return torch.zeros_like(mine, dtype=value.dtype) if value.shape == its.shape else torch.zeros_like(value)
+
+    return {key: zero(value) for key, value in state.items()}
 
 
 def generators() -> dict[str, Any]:

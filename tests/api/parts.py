@@ -50,6 +50,7 @@ class MemorySaves:
     kept: dict[str, tuple[int, dict[str, Any]]] = field(default_factory=dict)
     bound: list[Any] = field(default_factory=list)
     finished: int = 0
+    saved: list[int] = field(default_factory=list)
 
     def bind(self, home: Any) -> None:
         self.bound.append(home)
@@ -67,6 +68,7 @@ class MemorySaves:
 
     def save(self, step: int, position: int) -> bool:
         assert position == self.stream.position
+        self.saved.append(step)
         self.kept[checkpoint_name(step, 1)] = (step, self.stream.state_dict())
         return True
 

@@ -33,7 +33,7 @@ def test_a_fresh_run_counts_from_one_saves_when_due_and_at_the_end() -> None:
         seen.append((step, batch.positions))
     assert seen == [(k, ((4 * k - 4, 4 * k),)) for k in range(1, 11)]
     assert home.marks == [(k, 4 * k) for k in range(1, 11)]
-    assert [step for step, _ in saves.kept.values()] == [3, 6, 9, 10]
+    assert saves.saved == [3, 6, 9, 10]
     assert saves.finished == 1
     assert run.generation == 1
     assert saves.bound == [home]
@@ -75,6 +75,25 @@ def test_a_rollback_in_place_is_the_same_path() -> None:
     assert seen == [*((k, (4 * k - 4, 4 * k)) for k in range(1, 9)), (4, (12, 16)), (5, (36, 40))]
     assert home.marks[-3:] == [(7, 28), (4, 36), (5, 40)], "the step that was given up is not marked"
     assert run.generation == 2
+
+
+def test_what_is_saved_already_is_not_saved_again_at_the_end() -> None:
+    run, loader, saves, _ = parts([RestorePlan()], samples=24)
+    assert len(list(run.steps(loader, saves))) == 6
+    assert saves.saved == [3, 6]
+    again, loader_2, _, _ = parts([saves.plan_of(6)], samples=24)
+    saves_2 = MemorySaves(loader_2.stream, kept=saves.kept)
+    assert list(again.steps(loader_2, saves_2)) == []
+    assert (saves_2.saved, saves_2.finished) == ([], 1)
+
+    plans = [RestorePlan()]
+    run, loader, saves, _ = parts(plans, samples=24)
+    for step, _ in run.steps(loader, saves):
+        if step == 5:  # roll back to step 3, and the window takes all that is left
+            plans.append(saves.plan_of(3, windows=(eh.Window(12, 24),)))
+            run.plan_again()
+    assert run.step == 3
+    assert saves.saved == [3]
 
 
 def test_a_skipped_update_is_consumed_and_recorded() -> None:

@@ -83,6 +83,42 @@ def test_another_world_loads_all_but_the_random_states_and_draws_nothing_twice(t
     assert drawn[0] != drawn[2], "ranks that were seeded apart stay apart"
 
 
+class Partly(torch.nn.Module):
+    """One part gets no gradient at first, one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.late, self.frozen = torch.nn.Linear(2, 3), torch.nn.Linear(3, 1), torch.nn.Linear(2, 2)
+        self.frozen.requires_grad_(False)
+
+
+def partly() -> tuple[Partly, torch.optim.Optimizer, eh.TrainState]:
+    model = Partly()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return model, optimizer, eh.TrainState(model=model, optimizer=optimizer, scaler=torch.amp.GradScaler("cpu"))
+
+
+def test_parameters_that_had_no_gradient_yet_are_saved_and_restored_as_such(tmp_path: Path) -> None:
+    model, optimizer, state = partly()
+    model.used(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    dcp.save(state.to_save(), checkpoint_id=tmp_path)
+    assert model.late.weight not in optimizer.state, "saving changes nothing"
+
+    again, optimizer_2, state_2 = partly()
+    form = state_2.to_load(1)
+    dcp.load(form, checkpoint_id=tmp_path)
+    state_2.load_state_dict(form)
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+    assert again.late.weight not in optimizer_2.state
+    assert torch.equal(optimizer_2.state[again.used.weight]["exp_avg"], optimizer.state[model.used.weight]["exp_avg"])
+    for net, optim in ((model, optimizer), (again, optimizer_2)):
+        net.zero_grad()
+        net.late(net.used(torch.ones(1, 2))).sum().backward()
+        optim.step()
+    assert all(torch.equal(v, again.state_dict()[k]) for k, v in model.state_dict().items())
+
+
 def test_a_plain_model_without_optimizer_and_without_random_states(tmp_path: Path) -> None:
     torch.manual_seed(1)
     a, b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)

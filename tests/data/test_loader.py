@@ -175,6 +175,14 @@ def test_a_sampler_alone_serves_a_data_loader_of_ones_own() -> None:
         sampler.take()
 
 
+def test_a_new_plan_ends_an_iteration_of_a_sampler_alone() -> None:
+    stream = SampleStream(N, global_batch=6, seed=5, epochs=1)
+    batches = iter(Sampler(stream, rank=0, world=1))
+    next(batches)
+    stream.place(12)
+    assert list(batches) == []
+
+
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
