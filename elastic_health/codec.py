@@ -24,7 +24,7 @@ SCHEMA = 1
 
 def plain(value: Any) -> Any:
     """Turn a value made of dataclasses, enums and tuples into JSON-ready dicts, lists and scalars."""
-    if value is None or isinstance(value, str | int | float) and not isinstance(value, enum.Enum):
+    if value is None or (isinstance(value, str | int | float) and not isinstance(value, enum.Enum)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}

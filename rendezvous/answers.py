@@ -73,7 +73,17 @@ def _member(d: Draft, sent: Sent, r: TxnResult) -> None:
     mine = next((kv for read in r.reads for kv in read.kvs if kv.key == key), None)
     if r.succeeded or (mine is not None and f'"generation":{sent.generation},'.encode() in mine.value and b'"member"' in mine.value):
         d.set(candidate_mod=mine.mod_revision if mine is not None and not r.succeeded else r.revision)
-        d.set(was_member=True, last_started=sent.generation, workers=Workers.NONE, peers={}, opened=0, store_address=None, held=0, ended=None, peer_verdict=None)
+        d.set(
+            was_member=True,
+            last_started=sent.generation,
+            workers=Workers.NONE,
+            peers={},
+            opened=0,
+            store_address=None,
+            held=0,
+            ended=None,
+            peer_verdict=None,
+        )
         d.set(pending_incident=None, scale_wanted_since=None, last_commit=None)
         d.go(Phase.STARTING)
         return
@@ -121,7 +131,7 @@ def _commit(d: Draft, sent: Sent, r: TxnResult) -> None:
     why = "" if done else f"generation {sent.generation} has ended, or a checkpoint of this name exists"
     d.do(ev.CommitAnswered(sent.request, done, why, record if done else None))
     if done:
-        d.set(commits=d.s.commits + 1, retain_due=True, last_commit=record.name)
+        d.set(commits=d.s.commits + 1, retain_due=True, keep=sent.commit.keep, last_commit=record.name)
 
 
 def _delete(d: Draft, sent: Sent, r: TxnResult) -> None:

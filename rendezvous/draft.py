@@ -64,7 +64,15 @@ class Draft:
         me = self.s.settings.me
         node, incarnation = self.s.who
         return Candidate(
-            node, incarnation, state, me.address, me.workers, me.spec, me.role, me.topology, generation,
+            node,
+            incarnation,
+            state,
+            me.address,
+            me.workers,
+            me.spec,
+            me.role,
+            me.topology,
+            generation,
             self.s.settings.policies.membership.join_timeout_s,
         )
 
@@ -114,9 +122,9 @@ class Draft:
             self.set(waiting_commits=(sent.commit, *self.s.waiting_commits))
 
     def ask_deletion(self, names: tuple[str, ...]) -> None:
-        live = tuple(
-            n for n in names if n in self.s.view.checkpoints and self.s.view.checkpoints[n].state is not CheckpointState.DELETING
-        )[:_DELETE_AT_ONCE]
+        live = tuple(n for n in names if n in self.s.view.checkpoints and self.s.view.checkpoints[n].state is not CheckpointState.DELETING)[
+            :_DELETE_AT_ONCE
+        ]
         if live and self.leads() and self.can_send(Purpose.DELETE):
             self.send(Purpose.DELETE, fence.mark_deleting(self.fence(), self.s.view, live, self.stamp()), names=live)
 
@@ -161,7 +169,7 @@ class Draft:
             self.set(joined_at=self.now)
         self.set(
             incarnation=self.s.incarnation + 1, lease=0, lease_deadline=float("-inf"), lease_gone=False, lease_gone_at=None,
-            lease_asked_at=None, created=0, candidate_mod=0, checking_told=False, generation=0, token=0, preflight=None, preflight_asked=False, sent={}, peers={}, ended=None,
-            pending_incident=None, peer_verdict=None, held=0, telling=None, told=False,
+            lease_asked_at=None, created=0, candidate_mod=0, checking_told=False, generation=0, token=0, preflight=None,
+            preflight_asked=False, sent={}, peers={}, ended=None, pending_incident=None, peer_verdict=None, held=0, telling=None, told=False,
         )  # fmt: skip
         self.go(Phase.JOINING)

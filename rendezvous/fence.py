@@ -118,9 +118,7 @@ def verdict(keys: RunKeys, v: Verdict, record: Record, stamp: Stamp, view: View,
     return Txn(tuple(compares), (*puts, *(Delete(keys.candidate(*who)) for who in dead)), (Get(key),))
 
 
-def form(
-    keys: RunKeys, view: View, me: Who, g: Generation, budget: Budget, abandon: Iterable[str], why: str, stamp: Stamp
-) -> Txn:
+def form(keys: RunKeys, view: View, me: Who, g: Generation, budget: Budget, abandon: Iterable[str], why: str, stamp: Stamp) -> Txn:
     """One transaction: previous `current` unchanged, its verdict present, the former's own candidate alive, the plan's
     record as it was read, the budget as it was read; puts generation, `current`, budget, abandoned marks."""
     mine = view.candidates[me]

@@ -79,7 +79,9 @@ def ready(view: View, wall: float) -> tuple[Entry, ...]:
     return tuple(sorted((e for e in fit if view.barred(e.candidate.node, wall) is None), key=lambda e: e.create_revision))
 
 
-def consider(view: View, know: Knowledge, spec_min: int, spec_max: int, policy: MembershipPolicy, now: float, wall: float) -> Chosen | Waiting:
+def consider(
+    view: View, know: Knowledge, spec_min: int, spec_max: int, policy: MembershipPolicy, now: float, wall: float
+) -> Chosen | Waiting:
     """All conditions except whose turn it is."""
     last, verdict = view.generation, view.verdict
     if view.current and verdict is None:

@@ -35,7 +35,9 @@ def make_id(state: State, wall: float, n: int) -> str:
     return ulid(wall, digest[:10])
 
 
-def incident(d: Draft, cause: Cause, reason: str, *, nodes: tuple[str, ...] = (), ranks: tuple[int, ...] = (), generation: int = 0) -> Incident:
+def incident(
+    d: Draft, cause: Cause, reason: str, *, nodes: tuple[str, ...] = (), ranks: tuple[int, ...] = (), generation: int = 0
+) -> Incident:
     """An incident that membership itself observed."""
     g = generation or d.s.generation or d.s.view.current
     return Incident(make_id(d.s, d.wall, d.s.next_id), g, cause, cause.value, reason, d.wall, ranks, nodes)
@@ -74,9 +76,7 @@ def _with_live_target(s: State, what: Incident) -> Incident:
 def _rollbacks(s: State) -> tuple[Record, ...]:
     """The rollbacks of this run so far, as its verdicts tell them: is it the same spike again?"""
     done = (v for _, v in sorted(s.view.verdicts.items()) if v.kind is VerdictKind.ROLLBACK)
-    return tuple(
-        Record(v.incident, ActionKind.ROLLBACK.value, v.reason, v.cause.value, v.signature, v.generation, v.step) for v in done
-    )
+    return tuple(Record(v.incident, ActionKind.ROLLBACK.value, v.reason, v.cause.value, v.signature, v.generation, v.step) for v in done)
 
 
 def _facts(s: State) -> MembershipFacts:

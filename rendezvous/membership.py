@@ -22,6 +22,7 @@ from elastic_health.rendezvous.view import View, Who, apply
 RESEND_S = (0.1, 0.2, 0.5, 1.0)
 """Pauses before a transaction is sent again, by number of tries; the last one repeats."""
 
+
 class BrokenInvariant(AssertionError):
     """A step broke one of the laws that `check` knows; always a bug."""
 

@@ -30,7 +30,6 @@ def end_of(v: Verdict | None) -> Refusal | None:
     return None
 
 
-
 def calls_a_person(v: Verdict | None) -> bool:
     """An end that nobody asked for."""
     return v is not None and v.kind is VerdictKind.ABORT and v.exit_status != ExitStatus.STOPPED
@@ -58,7 +57,9 @@ def refuse(view: View, node: str, spec: RunSpec, wall: float) -> Refusal | None:
 
 def _other_run(view: View, spec: RunSpec) -> Refusal | None:
     generation = view.generation
-    known = [generation.spec] if generation else [e.candidate.spec for e in sorted(view.candidates.values(), key=lambda e: e.create_revision)]
+    known = (
+        [generation.spec] if generation else [e.candidate.spec for e in sorted(view.candidates.values(), key=lambda e: e.create_revision)]
+    )
     if not known:
         return None
     first = known[0]

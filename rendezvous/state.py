@@ -101,8 +101,18 @@ class Purpose(Enum):
 
 
 RESENT = frozenset(
-    {Purpose.JOIN, Purpose.CHECKING, Purpose.READY, Purpose.MEMBER, Purpose.REATTACH, Purpose.FORM, Purpose.VERDICT, Purpose.STORE, Purpose.COMMIT,
-     Purpose.LEAVE}
+    {
+        Purpose.JOIN,
+        Purpose.CHECKING,
+        Purpose.READY,
+        Purpose.MEMBER,
+        Purpose.REATTACH,
+        Purpose.FORM,
+        Purpose.VERDICT,
+        Purpose.STORE,
+        Purpose.COMMIT,
+        Purpose.LEAVE,
+    }
 )
 """Sent again, unchanged, until answered.  Landing twice, or late, is harmless: each compares something that it changes
 itself or that has changed by then (the fence), or deletes an incarnation that is over."""
@@ -231,6 +241,7 @@ class State:
     scale_wanted_since: float | None = None
     commits: int = 0
     retain_due: bool = False
+    keep: int = 0
     last_commit: str | None = None
     stopping: str | None = None
     wake_at: float = 0.0

@@ -17,18 +17,17 @@ from elastic_health.messages import Goodbye, Reaped, Started, VerdictSeen, Worke
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
-from elastic_health.rendezvous.gather import formation, in_place_formation
+from elastic_health.rendezvous.gather import in_place_formation
+from elastic_health.rendezvous.joining import LEASE_RETRY_S, checking, joining, leave_ended, ready
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.lead import lead
-from elastic_health.rendezvous.loss import lost_members, probe_missing, stop_telling
-from elastic_health.rendezvous.refusal import Refusal, calls_a_person, end_of, ended, refuse
+from elastic_health.rendezvous.loss import lost_members
+from elastic_health.rendezvous.refusal import end_of, ended
 from elastic_health.rendezvous.serve import may_run, settle_incident
 from elastic_health.rendezvous.state import Peer, Phase, Purpose, Workers
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
 
 _MOST_ROUNDS = 12
-_LEASE_RETRY_S = 0.5
-_TELL_CHECKING_AFTER_S = 0.3
 
 
 def turn(d: Draft) -> None:
@@ -50,126 +49,14 @@ def _lease(d: Draft) -> None:
     ttl = s.settings.bounds.lease_s
     due = s.lease_deadline - ttl * 2 / 3
     if s.lease_asked_at is not None:
-        due = max(due, s.lease_asked_at + _LEASE_RETRY_S)
+        due = max(due, s.lease_asked_at + LEASE_RETRY_S)
     if d.now >= due:
         d.set(lease_asked_at=d.now)
         d.do(ev.RenewLease(s.lease))
-        due = d.now + _LEASE_RETRY_S
+        due = d.now + LEASE_RETRY_S
     d.wake(due)
     if d.now < s.lease_deadline:
         d.wake(s.lease_deadline)
-
-
-def _grant(d: Draft) -> None:
-    asked = d.s.lease_asked_at
-    if asked is None or d.now >= asked + _LEASE_RETRY_S * 2:
-        d.set(lease_asked_at=d.now)
-        d.do(ev.GrantLease(d.s.settings.bounds.lease_s))
-    d.wake(d.now + _LEASE_RETRY_S * 2)
-
-
-# ---- before membership
-def _joining(d: Draft) -> None:
-    s = d.s
-    if s.stopping is not None:
-        return d.leave(ExitStatus.STOPPED, s.stopping)
-    if not (s.synced and s.fleet_synced):
-        return _join_timeout(d, ExitStatus.STORE_UNREACHABLE, "the store did not answer")
-    over = ended(s.view) if s.was_member else None
-    refusal = over or refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
-    if refusal is not None:
-        return _leave_ended(d, over) if over is not None else d.leave(refusal.status, refusal.text)
-    if not s.lease:
-        _grant(d)
-    elif d.can_send(Purpose.JOIN) and s.fresh(d.now):
-        candidate = d.candidate(CandidateState.CHECKING)
-        d.send(Purpose.JOIN, fence.join(s.settings.keys, candidate, s.lease, d.stamp()))
-    elif s.lease_gone or not s.fresh(d.now):
-        d.rejoin()
-    status = ExitStatus.REPLACED if s.was_member else ExitStatus.STORE_UNREACHABLE
-    return _join_timeout(d, status, "the store took no candidate from this node")
-
-
-def _join_timeout(d: Draft, status: ExitStatus, text: str, since: float | None = None) -> None:
-    at = (d.s.joined_at if since is None else since) + d.s.settings.policies.membership.join_timeout_s
-    d.wake(at)
-    if d.now >= at:
-        d.leave(status, f"{text} within join_timeout_s={d.s.settings.policies.membership.join_timeout_s:g}")
-
-
-def _leave_ended(d: Draft, over: Refusal) -> None:
-    """The run is over.  Whoever sees a bad end calls for a person: the verdict's writer may be dead (the pager calls once)."""
-    v = d.s.view.verdict if ended(d.s.view) else d.s.ended
-    if v is not None and calls_a_person(v):
-        d.do(ev.PageHuman(v))
-    d.leave(over.status, over.text)
-
-
-def _outside(d: Draft) -> bool:
-    """Common to CHECKING and READY: reasons to leave or to begin again.  True if one was found."""
-    s = d.s
-    if s.stopping is not None:
-        d.leave(ExitStatus.STOPPED, s.stopping)
-    elif not s.fresh(d.now):
-        d.say("lease_lost", "this node's lease has ended; joining again under a new incarnation", warn=True)
-        d.rejoin()
-    elif (over := ended(s.view)) is not None:
-        _leave_ended(d, over)
-    elif s.view.barred(s.settings.me.node, d.wall) is not None:
-        refusal = refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
-        d.leave(ExitStatus.QUARANTINED, refusal.text if refusal else "quarantined")
-    else:
-        return False
-    return True
-
-
-def _checking(d: Draft) -> None:
-    if _outside(d):
-        return
-    s = d.s
-    if not s.preflight_asked:
-        d.set(preflight_asked=True)
-        d.do(ev.RunPreflight(s.stage))
-    elif s.preflight is False:
-        d.leave(ExitStatus.UNFIT_NODE, s.preflight_reason or "preflight failed")
-    elif s.preflight is True and s.under_way(Purpose.CHECKING) is None:
-        _tell_candidate(d, Purpose.READY, CandidateState.READY)
-    elif s.preflight is None and not s.checking_told:
-        # So that a group that is full does not wait for these checks.  Quick ones need no extra write.
-        d.wake(s.since + _TELL_CHECKING_AFTER_S)
-        if d.now >= s.since + _TELL_CHECKING_AFTER_S:
-            _tell_candidate(d, Purpose.CHECKING, CandidateState.CHECKING)
-
-
-def _tell_candidate(d: Draft, purpose: Purpose, state: CandidateState) -> None:
-    if d.can_send(purpose):
-        s = d.s
-        d.send(purpose, fence.candidate_state(s.settings.keys, d.candidate(state), s.candidate_mod, s.lease, d.stamp()))
-
-
-def _ready(d: Draft) -> None:
-    if _outside(d):
-        return
-    s, record = d.s, d.s.view.generation
-    mine = record.member(*s.who) if record else None
-    if record is not None and s.view.verdict is None:
-        if mine is None:
-            lost_members(d, record)
-            d.say("spare", f"generation {record.number} is running without this node; waiting as a spare")
-        elif record.kind is GenerationKind.IN_PLACE or record.number == s.last_started:
-            # The workers that it was formed with are gone here: never start others in their place.
-            judge(d, incident(d, Cause.LOST_MEMBER, "a member has no workers any more", nodes=(s.settings.me.node,)))
-        elif d.can_send(Purpose.MEMBER):
-            stop_telling(d)
-            d.set(generation=record.number, token=s.view.current_mod)
-            candidate = d.candidate(CandidateState.MEMBER, record.number)
-            d.send(Purpose.MEMBER, fence.member(d.fence(), candidate, s.created, s.lease, d.stamp()))
-        return
-    since = max(s.since, s.verdict_seen.get(s.view.current, s.since))
-    probe_missing(d)
-    formation(d)
-    if d.s.phase is Phase.READY:
-        _join_timeout(d, ExitStatus.NOT_FORMED, "fewer than MIN fit nodes came, or the last members could not be proven gone", since)
 
 
 # ---- membership
@@ -193,9 +80,7 @@ def _member_common(d: Draft) -> bool:
         d.stop_workers(f"the record of generation {s.generation} can't be read any more")
         return True
     newer = s.view.generation
-    if newer is not None and newer.number > s.generation and not (
-        newer.kind is GenerationKind.IN_PLACE and newer.previous == s.generation
-    ):
+    if newer is not None and newer.number > s.generation and not (newer.kind is GenerationKind.IN_PLACE and newer.previous == s.generation):
         d.stop_workers(f"generation {newer.number} has formed")
         return True
     if s.stopping is not None:
@@ -287,16 +172,39 @@ def _running(d: Draft) -> None:
 def _holding(d: Draft) -> None:
     s, record = d.s, d.s.view.generation
     over = record is not None and record.number > s.generation
-    if over and record is not None and record.kind is GenerationKind.IN_PLACE and record.previous == s.generation and s.workers is Workers.UP:
+    if (
+        over
+        and record is not None
+        and record.kind is GenerationKind.IN_PLACE
+        and record.previous == s.generation
+        and s.workers is Workers.UP
+    ):
         if record.member(*s.who) is not None and s.fresh(d.now):
-            d.set(generation=record.number, token=s.view.current_mod, ended=None, held=0, peer_verdict=None, pending_incident=None, last_commit=None)
+            d.set(
+                generation=record.number,
+                token=s.view.current_mod,
+                ended=None,
+                held=0,
+                peer_verdict=None,
+                pending_incident=None,
+                last_commit=None,
+            )
             d.do(ev.TakeUp(record))
             d.go(Phase.RUNNING)
             return
     at = s.since + s.settings.bounds.start_s
     d.wake(at)
     allowed, why = may_run(d)
-    if over or s.stopping is not None or not allowed or s.held == -1 or s.workers is not Workers.UP or d.now >= at or _gave_up(d) or s.pending_incident:
+    if (
+        over
+        or s.stopping is not None
+        or not allowed
+        or s.held == -1
+        or s.workers is not Workers.UP
+        or d.now >= at
+        or _gave_up(d)
+        or s.pending_incident
+    ):
         d.stop_workers(why or s.stopping or "the rollback in place was given up")
         return
     if s.rank == 0 and s.held == s.generation:
@@ -322,13 +230,20 @@ def _stopping(d: Draft) -> None:
     over = ended(s.view) or end_of(s.ended)
     d.do(ev.Tell(None, Goodbye(s.generation) if s.stopping or over else Reaped(s.generation)), ev.CloseLinks(s.generation))
     if over is not None:
-        return _leave_ended(d, over)
+        return leave_ended(d, over)
     if s.stopping is not None:
         return d.leave(ExitStatus.STOPPED if "can't be ended" not in s.stopping else ExitStatus.UNFIT_NODE, s.stopping)
     blamed = s.ended is not None and s.settings.me.node in s.ended.nodes
     if not s.fresh(d.now):
         return d.rejoin()
-    d.set(stage="join" if blamed and s.ended and s.ended.cause is Cause.LOST_MEMBER else "restart", preflight=None, preflight_asked=False, checking_told=False, generation=0, token=0)
+    d.set(
+        stage="join" if blamed and s.ended and s.ended.cause is Cause.LOST_MEMBER else "restart",
+        preflight=None,
+        preflight_asked=False,
+        checking_told=False,
+        generation=0,
+        token=0,
+    )
     d.go(Phase.CHECKING)
 
 
@@ -337,9 +252,9 @@ def _left(d: Draft) -> None:
 
 
 TURNS: Mapping[Phase, Callable[[Draft], None]] = {
-    Phase.JOINING: _joining,
-    Phase.CHECKING: _checking,
-    Phase.READY: _ready,
+    Phase.JOINING: joining,
+    Phase.CHECKING: checking,
+    Phase.READY: ready,
     Phase.STARTING: _starting,
     Phase.RUNNING: _running,
     Phase.HOLDING: _holding,

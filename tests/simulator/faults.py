@@ -6,6 +6,7 @@ change of phase, a rollback's verdict, an in-place generation formed or taken up
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -45,7 +46,9 @@ def _lose_node(w: World, n: Node) -> None:
 
 def _reboot(w: World, n: Node, least: float, most: float) -> None:
     life = n.life
-    w.clockwork.after(w.clockwork.random.uniform(least, most), lambda: n.boot() if not n.alive and n.life == life and not w.finished else None)
+    w.clockwork.after(
+        w.clockwork.random.uniform(least, most), lambda: n.boot() if not n.alive and n.life == life and not w.finished else None
+    )
 
 
 def _pause(w: World, n: Node) -> None:
@@ -252,13 +255,13 @@ class Plan:
         self.open = True
         for s in strikes:
             if not s.moment:
-                world.clockwork.at(s.after_s, lambda s=s: self.strike(s, world.nodes[s.target]))
+                world.clockwork.at(s.after_s, functools.partial(self.strike, s, world.nodes[s.target]))
 
     def at_moment(self, moment: str, k: int, node: Node) -> None:
         for s in self.strikes:
             if s.moment == moment and s.k == k:
                 if s.after_s:
-                    self.world.clockwork.after(s.after_s, lambda s=s: self.strike(s, self._target(s, node)))
+                    self.world.clockwork.after(s.after_s, functools.partial(self.strike, s, self._target(s, node)))
                 else:
                     self.strike(s, self._target(s, node))
 

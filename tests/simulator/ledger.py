@@ -71,7 +71,9 @@ class Ledger:
             need("I8", g == current and current not in ended, f"progress of generation {g} was published after its end")
         elif op.key == self.keys.budget:
             self.restarts = load(Budget, op.value, op.key).restarts
-            need("I5", self.caps_total is None or self.restarts <= self.caps_total, f"{self.restarts} restarts spent, cap {self.caps_total}")
+            need(
+                "I5", self.caps_total is None or self.restarts <= self.caps_total, f"{self.restarts} restarts spent, cap {self.caps_total}"
+            )
 
     def _candidate(self, c: Candidate, current: int, ended: set[int]) -> None:
         if c.state is CandidateState.MEMBER:
@@ -97,7 +99,9 @@ class Ledger:
     def _same_group(self, g: Generation) -> None:
         last = self.generations.get(g.previous)
         if g.kind is GenerationKind.IN_PLACE:
-            need("I2", last is not None and last.members == g.members and last.communicator == g.communicator, "in place, but another group")
+            need(
+                "I2", last is not None and last.members == g.members and last.communicator == g.communicator, "in place, but another group"
+            )
         else:
             need("I2", g.communicator == g.number, "a formed generation with another's communicator")
 
@@ -142,7 +146,11 @@ class Ledger:
     def _left_behind(self) -> None:
         """Whichever generation follows a rollback has marked, in the same transaction, all that the rollback left."""
         for name in self.condemned:
-            need("I7", self.checkpoints[name].state is not CheckpointState.COMMITTED, f"{name} of a branch that a rollback left is still committed")
+            need(
+                "I7",
+                self.checkpoints[name].state is not CheckpointState.COMMITTED,
+                f"{name} of a branch that a rollback left is still committed",
+            )
 
     def _checkpoint(self, c: CheckpointRecord, current: int, ended: set[int]) -> None:
         old = self.checkpoints.get(c.name)

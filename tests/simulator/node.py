@@ -200,7 +200,11 @@ class Node:
             return
         w = self.world
         need("R9", self.crew is None, f"{self.name} spawns beside old workers")
-        need("R9", (g.number, self.state.who) in w.ledger.members, f"{self.name} spawns workers of {g.number} before it is written as a member")
+        need(
+            "R9",
+            (g.number, self.state.who) in w.ledger.members,
+            f"{self.name} spawns workers of {g.number} before it is written as a member",
+        )
         self.crew = Crew(g.communicator, g.number, 0, 0, 0, page_deadline(self.state, self.now))
         self.restore(self.crew, g)
         self.feed(ev.WorkersUp(g.number))
@@ -238,7 +242,9 @@ class Node:
     def ask_commit(self) -> None:
         crew = self.crew
         assert crew is not None
-        record = CheckpointRecord(crew.steps, crew.generation, f"step-{crew.steps}", crew.position, 0, None, f"m{crew.steps}.{crew.generation}")
+        record = CheckpointRecord(
+            crew.steps, crew.generation, f"step-{crew.steps}", crew.position, 0, None, f"m{crew.steps}.{crew.generation}"
+        )
         self.world.ledger.masks[record.name] = crew.mask
         crew.pending = self.world.count()
         self.feed(ev.CommitAsked(crew.pending, record))
@@ -282,7 +288,11 @@ def _commit_answered(n: Node, e: ev.CommitAnswered) -> None:
 
 def _remove_files(n: Node, e: ev.RemoveFiles) -> None:
     name, ledger = e.record.name, n.world.ledger
-    need("I8", ledger.checkpoints[name].state is CheckpointState.DELETING, f"files of {name} go, and its record says {ledger.checkpoints[name].state.value}")
+    need(
+        "I8",
+        ledger.checkpoints[name].state is CheckpointState.DELETING,
+        f"files of {name} go, and its record says {ledger.checkpoints[name].state.value}",
+    )
     n.world.removed.add(name)
 
 

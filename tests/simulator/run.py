@@ -56,10 +56,12 @@ class Outcome:
 
 def policies(r: random.Random) -> Policies:
     """Caps out of the way in most runs, low ones in some; short patience in some."""
-    caps = Caps(total=3 if r.random() < 0.1 else 200, per_hour=None, per_node=None, per_signature=None, without_commit=None, early_exits=None,
-                mismatches=None, rollbacks_per_day=None, backoff_s=(0.0, 0.5, 1.0))  # fmt: skip
+    none = Caps(None, None, None, None, None, None, mismatches=None, rollbacks_per_day=None, backoff_s=(0.0, 0.5, 1.0))
+    caps = replace(none, total=3 if r.random() < 0.1 else 200)
     scale = r.choice((ScaleUp.AT_CHECKPOINT, ScaleUp.AT_ONCE, ScaleUp.OFF))
-    membership = MembershipPolicy(join_timeout_s=r.choice((20.0, 60.0, 600.0)), scale_up=scale, bounds=Bounds(start_s=r.choice((8.0, 15.0))))
+    membership = MembershipPolicy(
+        join_timeout_s=r.choice((20.0, 60.0, 600.0)), scale_up=scale, bounds=Bounds(start_s=r.choice((8.0, 15.0)))
+    )
     start_over = r.random() < 0.8
     keep = CheckpointPolicy(keep=r.choice((1, 2, 3)), start_over=start_over, rollback_reach_steps=r.choice((0, 10, 40)))
     return replace(Policies(), recovery=RecoveryPolicy(caps, scale, start_over), membership=membership, checkpoints=keep)
@@ -72,7 +74,17 @@ def setup(seed: int) -> Setup:
     least = r.randint(1, nodes)
     strikes = drawn(r, nodes)
     total = r.choice((20, 60, 150)) if r.random() < 0.3 else None
-    return Setup(nodes, least, r.randint(least, nodes), total, r.choice((2, 5, 5, 12)), policies(r), strikes, r.random() < 0.3, 0.02 if strikes else 0.0)
+    return Setup(
+        nodes,
+        least,
+        r.randint(least, nodes),
+        total,
+        r.choice((2, 5, 5, 12)),
+        policies(r),
+        strikes,
+        r.random() < 0.3,
+        0.02 if strikes else 0.0,
+    )
 
 
 def simulate(seed: int, given: Setup | None = None) -> Outcome:
@@ -95,7 +107,17 @@ def simulate(seed: int, given: Setup | None = None) -> Outcome:
     ledger, v = world.ledger, world.ledger.verdicts.get(world.ledger.current)
     gaps = tuple(at - ledger.verdict_at[g - 1] for g, at in ledger.formed_at.items() if g - 1 in ledger.verdict_at)
     in_place = sum(g.kind is GenerationKind.IN_PLACE for g in ledger.generations.values())
-    return Outcome(seed, broken, tuple(world.clockwork.history), world.plan.counts, len(ledger.generations), in_place, gaps, v.kind.value if v else "-", world.pages)
+    return Outcome(
+        seed,
+        broken,
+        tuple(world.clockwork.history),
+        world.plan.counts,
+        len(ledger.generations),
+        in_place,
+        gaps,
+        v.kind.value if v else "-",
+        world.pages,
+    )
 
 
 def _live(world: World, r: random.Random) -> None:
@@ -110,7 +132,9 @@ def _live(world: World, r: random.Random) -> None:
     if not world.finished:
         # A group that was up all the time has stepped at once; one that was not has RECOVER_S.
         c.run(lambda: world.finished or (world.stepped_at > healed and _settled(world)), healed + RECOVER_S)
-        need("I6", world.finished or (world.stepped_at > healed and _settled(world)), f"no group trains {RECOVER_S:g} s after the last fault")
+        need(
+            "I6", world.finished or (world.stepped_at > healed and _settled(world)), f"no group trains {RECOVER_S:g} s after the last fault"
+        )
     newest = max((n.crew.position for n in world.nodes if n.crew is not None), default=0)
     if world.total is None:
         world.total = newest + r.choice((1, 7, 30))
@@ -120,8 +144,10 @@ def _live(world: World, r: random.Random) -> None:
 def _settled(world: World) -> bool:
     """Every member of the current generation runs, and it has no verdict."""
     g = world.ledger.generations.get(world.ledger.current)
-    return g is not None and g.number not in world.ledger.verdicts and all(
-        world.named(m.node).state.generation == g.number and world.named(m.node).state.phase in HOME for m in g.members
+    return (
+        g is not None
+        and g.number not in world.ledger.verdicts
+        and all(world.named(m.node).state.generation == g.number and world.named(m.node).state.phase in HOME for m in g.members)
     )
 
 

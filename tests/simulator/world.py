@@ -6,15 +6,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from elastic_health.generations import CandidateState, GenerationKind
 from elastic_health.codec import load
-from elastic_health.generations import Candidate
+from elastic_health.generations import Candidate, CandidateState, GenerationKind
 from elastic_health.policies import Policies
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.keys import FleetKeys, RunKeys
 from elastic_health.rendezvous.memory import MemoryStore
 from elastic_health.rendezvous.state import Phase, Purpose
-from elastic_health.rendezvous.store import Compare, LeaseGone, Put, Target, Txn
+from elastic_health.rendezvous.store import Compare, LeaseGone, Put, Target, Txn, WatchBatch
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
 from elastic_health.windows import Window, outside
 from tests.simulator.ledger import Ledger, need
@@ -42,7 +41,7 @@ class World:
         self.ledger = Ledger(self.memory, self.keys, least, most, policies.recovery.caps.total, lambda: self.clockwork.now)
         self.nodes = [Node(self, f"n{i}") for i in range(nodes)]
         self.by_name = {n.name: n for n in self.nodes}
-        self.links = Links(self)
+        self.links: Links = Links(self)
         self.outage, self.pages, self._count = False, 0, 0
         self.compaction, self.loss = 0.02, 0.02
         self.plan: Plan | None = None
@@ -53,13 +52,17 @@ class World:
         self.forced: set[int] = set()
         self.skips: list[tuple[int, Window]] = []
         self.newest_communicator, self.stepped_at, self._told_progress = 0, -1.0, 0.0
-        self.memory.subscribe("", lambda _: [n.watch() for n in self.nodes])
+        self.memory.subscribe("", self._changed)
         self._expiry()
         self._train()
 
     def count(self) -> int:
         self._count += 1
         return self._count
+
+    def _changed(self, _: WatchBatch) -> None:
+        for n in self.nodes:
+            n.watch()
 
     def named(self, name: str) -> Node:
         return self.by_name[name]
@@ -85,7 +88,11 @@ class World:
         if owner is not None and lease not in self.forced:
             late = owner.state.lease_deadline - owner.now
             allowed = 0.01 if owner.rate == 1.0 else SKEW_MARGIN_S
-            need("R10", late <= allowed or owner.state.lease_gone, f"{owner.name} counts on its lease for {late:.2f} s after the store ended it")
+            need(
+                "R10",
+                late <= allowed or owner.state.lease_gone,
+                f"{owner.name} counts on its lease for {late:.2f} s after the store ended it",
+            )
             self.happened("lease ended", owner)
 
     def _trip(self, node: Node, ask: Callable[[], ev.Event], lost: Callable[[bool], ev.Event], purpose: str) -> None:
@@ -165,7 +172,9 @@ class World:
                 c = load(Candidate, op.value, op.key)
                 n = self.named(c.node)
                 if c.state is CandidateState.READY and n.running and n.state.who == (c.node, c.incarnation):
-                    need("R2", n.crew is None, f"{c.node} is written `ready` while its workers of {n.crew.generation if n.crew else 0} live")
+                    need(
+                        "R2", n.crew is None, f"{c.node} is written `ready` while its workers of {n.crew.generation if n.crew else 0} live"
+                    )
 
     def _formed(self, former: Node, seen: int) -> None:
         """`seen`: the revision up to which the former had been told when it sent this."""
@@ -180,7 +189,11 @@ class World:
             return
         for n in self.nodes:
             if n.crew is not None and n.alive and not (n.isolated and self.links.parted(n, former)):  # a dead agent's guardian ends them
-                need("R10", n.crew.communicator >= g.number, f"generation {g.number} forms while workers of {n.crew.generation} live on {n.name}")
+                need(
+                    "R10",
+                    n.crew.communicator >= g.number,
+                    f"generation {g.number} forms while workers of {n.crew.generation} live on {n.name}",
+                )
 
     def grant(self, node: Node, ttl_s: float) -> None:
         sent = node.now
@@ -247,7 +260,11 @@ class World:
         if not all(n.isolated for n, _ in team):
             need("R10", g.communicator >= self.newest_communicator, f"workers of {g.number} step after those of {self.newest_communicator}")
         self.newest_communicator = max(self.newest_communicator, g.communicator)
-        need("I4", all((c.position, c.mask) == (first.position, first.mask) for _, c in team), f"workers of {g.number} stand at different positions")
+        need(
+            "I4",
+            all((c.position, c.mask) == (first.position, first.mask) for _, c in team),
+            f"workers of {g.number} stand at different positions",
+        )
         rank0, lead = next((n, c) for n, c in team if n.name == g.members[0].node)
         self.stepped_at = self.clockwork.now
         if self._stepped_at_due():
@@ -282,7 +299,11 @@ class World:
     def halt(self) -> bool:
         """All ranks agree to halt: roll back a few steps and skip the last one."""
         g = self.ledger.generations.get(self.ledger.current)
-        team = [n for n in self.nodes if n.crew is not None and g is not None and n.crew.generation == g.number and n.state.phase is Phase.RUNNING]
+        team = [
+            n
+            for n in self.nodes
+            if n.crew is not None and g is not None and n.crew.generation == g.number and n.state.phase is Phase.RUNNING
+        ]
         if g is None or len(team) != len(g.members) or g.number in self.ledger.verdicts or any(n.paused or not n.alive for n in team):
             return False
         crew = team[0].crew

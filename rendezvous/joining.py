@@ -1,0 +1,133 @@
+"""Before membership: joining, checking and waiting as a ready candidate.  Pure.
+
+Law: only `ready` counts for forming; it is said of an agent whose workers are all reaped and whose checks passed.  A spare
+watches the running generation and does nothing to it, except to say that a member is lost.
+"""
+
+from __future__ import annotations
+
+from elastic_health.exits import ExitStatus
+from elastic_health.generations import CandidateState, GenerationKind
+from elastic_health.rendezvous import events as ev
+from elastic_health.rendezvous import fence
+from elastic_health.rendezvous.draft import Draft
+from elastic_health.rendezvous.gather import formation
+from elastic_health.rendezvous.judging import incident, judge
+from elastic_health.rendezvous.loss import lost_members, probe_missing, stop_telling
+from elastic_health.rendezvous.refusal import Refusal, calls_a_person, ended, refuse
+from elastic_health.rendezvous.state import Phase, Purpose
+from elastic_health.verdicts import Cause
+
+LEASE_RETRY_S = 0.5
+_TELL_CHECKING_AFTER_S = 0.3
+
+
+def _grant(d: Draft) -> None:
+    asked = d.s.lease_asked_at
+    if asked is None or d.now >= asked + LEASE_RETRY_S * 2:
+        d.set(lease_asked_at=d.now)
+        d.do(ev.GrantLease(d.s.settings.bounds.lease_s))
+    d.wake(d.now + LEASE_RETRY_S * 2)
+
+
+def joining(d: Draft) -> None:
+    s = d.s
+    if s.stopping is not None:
+        return d.leave(ExitStatus.STOPPED, s.stopping)
+    if not (s.synced and s.fleet_synced):
+        return _join_timeout(d, ExitStatus.STORE_UNREACHABLE, "the store did not answer")
+    over = ended(s.view) if s.was_member else None
+    refusal = over or refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
+    if refusal is not None:
+        return leave_ended(d, over) if over is not None else d.leave(refusal.status, refusal.text)
+    if not s.lease:
+        _grant(d)
+    elif d.can_send(Purpose.JOIN) and s.fresh(d.now):
+        candidate = d.candidate(CandidateState.CHECKING)
+        d.send(Purpose.JOIN, fence.join(s.settings.keys, candidate, s.lease, d.stamp()))
+    elif s.lease_gone or not s.fresh(d.now):
+        d.rejoin()
+    status = ExitStatus.REPLACED if s.was_member else ExitStatus.STORE_UNREACHABLE
+    return _join_timeout(d, status, "the store took no candidate from this node")
+
+
+def _join_timeout(d: Draft, status: ExitStatus, text: str, since: float | None = None) -> None:
+    at = (d.s.joined_at if since is None else since) + d.s.settings.policies.membership.join_timeout_s
+    d.wake(at)
+    if d.now >= at:
+        d.leave(status, f"{text} within join_timeout_s={d.s.settings.policies.membership.join_timeout_s:g}")
+
+
+def leave_ended(d: Draft, over: Refusal) -> None:
+    """The run is over.  Whoever sees a bad end calls for a person: the verdict's writer may be dead (the pager calls once)."""
+    v = d.s.view.verdict if ended(d.s.view) else d.s.ended
+    if v is not None and calls_a_person(v):
+        d.do(ev.PageHuman(v))
+    d.leave(over.status, over.text)
+
+
+def _outside(d: Draft) -> bool:
+    """Common to CHECKING and READY: reasons to leave or to begin again.  True if one was found."""
+    s = d.s
+    if s.stopping is not None:
+        d.leave(ExitStatus.STOPPED, s.stopping)
+    elif not s.fresh(d.now):
+        d.say("lease_lost", "this node's lease has ended; joining again under a new incarnation", warn=True)
+        d.rejoin()
+    elif (over := ended(s.view)) is not None:
+        leave_ended(d, over)
+    elif s.view.barred(s.settings.me.node, d.wall) is not None:
+        refusal = refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
+        d.leave(ExitStatus.QUARANTINED, refusal.text if refusal else "quarantined")
+    else:
+        return False
+    return True
+
+
+def checking(d: Draft) -> None:
+    if _outside(d):
+        return
+    s = d.s
+    if not s.preflight_asked:
+        d.set(preflight_asked=True)
+        d.do(ev.RunPreflight(s.stage))
+    elif s.preflight is False:
+        d.leave(ExitStatus.UNFIT_NODE, s.preflight_reason or "preflight failed")
+    elif s.preflight is True and s.under_way(Purpose.CHECKING) is None:
+        _tell_candidate(d, Purpose.READY, CandidateState.READY)
+    elif s.preflight is None and not s.checking_told:
+        # So that a group that is full does not wait for these checks.  Quick ones need no extra write.
+        d.wake(s.since + _TELL_CHECKING_AFTER_S)
+        if d.now >= s.since + _TELL_CHECKING_AFTER_S:
+            _tell_candidate(d, Purpose.CHECKING, CandidateState.CHECKING)
+
+
+def _tell_candidate(d: Draft, purpose: Purpose, state: CandidateState) -> None:
+    if d.can_send(purpose):
+        s = d.s
+        d.send(purpose, fence.candidate_state(s.settings.keys, d.candidate(state), s.candidate_mod, s.lease, d.stamp()))
+
+
+def ready(d: Draft) -> None:
+    if _outside(d):
+        return
+    s, record = d.s, d.s.view.generation
+    mine = record.member(*s.who) if record else None
+    if record is not None and s.view.verdict is None:
+        if mine is None:
+            lost_members(d, record)
+            d.say("spare", f"generation {record.number} is running without this node; waiting as a spare")
+        elif record.kind is GenerationKind.IN_PLACE or record.number == s.last_started:
+            # The workers that it was formed with are gone here: never start others in their place.
+            judge(d, incident(d, Cause.LOST_MEMBER, "a member has no workers any more", nodes=(s.settings.me.node,)))
+        elif d.can_send(Purpose.MEMBER):
+            stop_telling(d)
+            d.set(generation=record.number, token=s.view.current_mod)
+            candidate = d.candidate(CandidateState.MEMBER, record.number)
+            d.send(Purpose.MEMBER, fence.member(d.fence(), candidate, s.created, s.lease, d.stamp()))
+        return
+    since = max(s.since, s.verdict_seen.get(s.view.current, s.since))
+    probe_missing(d)
+    formation(d)
+    if d.s.phase is Phase.READY:
+        _join_timeout(d, ExitStatus.NOT_FORMED, "fewer than MIN fit nodes came, or the last members could not be proven gone", since)
