@@ -119,8 +119,8 @@ def _show(e: BaseException) -> None:
     except BaseException as failed:  # whatever a hook raises ends here
         if sys.stderr is not None:
             sys.stderr.write("Error in sys.excepthook:\n")
-            failed.__context__ = None
-            sys.__excepthook__(type(failed), failed, _script_frames(failed.__traceback__))
+            failed.__context__, failed.__traceback__ = None, _script_frames(failed.__traceback__)
+            sys.__excepthook__(type(failed), failed, failed.__traceback__)
             sys.stderr.write("\nOriginal exception was:\n")
             sys.__excepthook__(type(e), e, e.__traceback__)
 

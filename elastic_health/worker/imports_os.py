@@ -85,8 +85,8 @@ def moment() -> Moment:
     """Now."""
     return Moment(
         environ=dict(os.environ),
-        # numpy, itself one of torch's imports, adds a filter for its own warnings.
-        filters=tuple(f for f in warnings.filters if not f[2].__module__.startswith("numpy")),
+        # numpy, itself one of torch's imports, adds filters for its own warnings.
+        filters=tuple(f for f in warnings.filters if "numpy" not in (getattr(f[1], "pattern", "")[:5], f[2].__module__[:5])),
         finders=tuple(id(f) for f in (*sys.meta_path, *sys.path_hooks) if not isinstance(f, Imports)),
         hidden=frozenset(name for name, module in tuple(sys.modules.items()) if module is None),
         native=_native(),
