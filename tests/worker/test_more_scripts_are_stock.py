@@ -38,7 +38,6 @@ SCRIPTS = {
         os.kill(os.getpid(), signal.SIGKILL if len(sys.argv) > 9 else signal.SIGQUIT)
         signal.pause()
     """,
-    "abort": "import os; print('a', flush=True); os.abort()",
     "pool": """
         from concurrent.futures import ProcessPoolExecutor
         import multiprocessing as mp
@@ -118,6 +117,13 @@ def both(folder: Path, words: list[str]) -> tuple[Outcome, Outcome]:
 def test_a_script(tmp_path: Path, name: str) -> None:
     plain, ours = both(tmp_path, [write(tmp_path, SCRIPTS[name])])
     assert ours == plain
+
+
+def test_a_crash_in_native_code_shows_where_python_stood(tmp_path: Path) -> None:
+    """The one difference on purpose: `faulthandler` is on, so that the evidence of a crash has a stack."""
+    plain, ours = both(tmp_path, [write(tmp_path, "import os; print('a'); os.abort()")])
+    assert (ours.code, ours.out) == (plain.code, plain.out)
+    assert plain.err == "" and ours.err.startswith("Fatal Python error: Aborted\n") and 'script.py", line 1 in <module>' in ours.err
 
 
 def test_scripts_by_every_kind_of_path(tmp_path: Path) -> None:
