@@ -1,32 +1,30 @@
 """The bootstrap: from the agent's variables to a watched process that runs the script.
 
 Order: parent-death signal, recorder's variables, page, heartbeat; torch's own parts only when the script has imported
-torch (in a warm process: at once).  Whatever only this process may use leaves the environment, so that no child of the
-script takes itself for the worker; the token stays, since a teardown finds the worker's whole tree by it.
+torch (in a warm process: at once), and what only the worker API needs when it asks.  Whatever only this process may use
+leaves the environment, so that no child of the script takes itself for the worker; the token stays, since a teardown
+finds the worker's whole tree by it.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import importlib
-import json
 import os
-import socket
 import sys
 from collections.abc import Mapping, MutableMapping
 from types import MappingProxyType
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from elastic_health import variables
 from elastic_health.liveness.facts import Phase
 from elastic_health.liveness.page_os import Page
-from elastic_health.messages import Hello
-from elastic_health.worker.become_os import become
 from elastic_health.worker.current import set_home
 from elastic_health.worker.death_os import die_with
-from elastic_health.worker.home_os import Home
-from elastic_health.worker.link_net import WorkerLink
 from elastic_health.worker.watchdog_os import Watchdog
+
+if TYPE_CHECKING:
+    from elastic_health.worker.home_os import Home
 
 RECORDER: Mapping[str, str] = MappingProxyType(
     {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_ENABLE_MONITORING": "1"}
@@ -51,6 +49,8 @@ def cold(before: frozenset[str]) -> None:
 def warm() -> NoReturn:
     """A process that waits with its imports done, and then becomes the script."""
     die_with(_agent(os.environ))
+    from elastic_health.worker.become_os import become
+
     words = wait_for_go(os.environ)
     watch(os.environ)
     become(words)
@@ -63,6 +63,9 @@ def wait_for_go(environ: MutableMapping[str, str]) -> list[str]:
             importlib.import_module(name)
         except BaseException:  # whatever it raises: nobody waits for this process, and a cold start will show the script's own error
             os._exit(0)
+    import json
+    import socket
+
     channel = socket.socket(fileno=int(environ[variables.GO_FD]))
     try:
         channel.sendall(b"ready\n")
@@ -84,7 +87,7 @@ def wait_for_go(environ: MutableMapping[str, str]) -> list[str]:
     return list(go["argv"])
 
 
-def _line(channel: socket.socket) -> bytes:
+def _line(channel: Any) -> bytes:
     got = b""
     while not got.endswith(b"\n"):
         more = channel.recv(65536)
@@ -106,11 +109,19 @@ def watch(environ: MutableMapping[str, str]) -> None:
         faulthandler.enable()
     page = Page(path)
     page.phase(Phase.SCRIPT)
+    run, pid = environ.get(variables.RUN, ""), os.getpid()
     generation, local = int(environ.get(variables.GENERATION, "0")), int(environ.get("LOCAL_RANK", "0"))
-    link = WorkerLink(told[variables.LINK], Hello(local, os.getpid(), generation))
-    set_home(Home(page, link, environ.get(variables.RUN, ""), generation, local))
+    set_home(lambda: _home(page, told[variables.LINK], run, generation, local, pid))
     os.register_at_fork(after_in_child=lambda: _in_child(page))
     Watchdog(page, told[variables.SERVER]).start()
+
+
+def _home(page: Page, path: str, run: str, generation: int, local_rank: int, pid: int) -> Home:
+    from elastic_health.messages import Hello
+    from elastic_health.worker.home_os import Home
+    from elastic_health.worker.link_net import WorkerLink
+
+    return Home(page, WorkerLink(path, Hello(local_rank, pid, generation)), run, generation, local_rank)
 
 
 def _agent(told: Mapping[str, str]) -> int | None:
