@@ -165,6 +165,8 @@ class Crew:
 
     def learn(self) -> None:
         """What a cold start showed about this script: may a warm process take over, and what should it import?"""
+        if not isinstance(self._group.spec.entrypoint, str):
+            return  # only a script can be handed to a process that waits
         facts = [self.look(i) for i in range(len(self.pages))]
         known = [f.beat.warmable for f in facts if f is not None and f.beat.warmable >= 0]
         if len(known) == len(facts) and known:
@@ -220,7 +222,9 @@ class Crew:
         if self.pool is None:
             from elastic_health.worker.preload import names
 
-            self.pool = WarmPool(self._group.spec.local_world_size, self._late_environment(), preload=names(self.modules))
+            spec: WorkerSpec = self._group.spec
+            python = str(spec.entrypoint)
+            self.pool = WarmPool(spec.local_world_size, self._late_environment(), names(self.modules), python, spec.numa_options)
         started = self.pool.spawn()
         if started:
             self._guardian.guard(self.pool.tokens(), self.pool.roots())

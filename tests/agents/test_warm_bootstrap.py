@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 
 from elastic_health import variables
 from elastic_health.agents import tree_os
+from elastic_health.agents.crew_torch import Crew
 from elastic_health.agents.warm_proc import Go, WarmPool
 from elastic_health.agents.workers_proc import StartSpec
 from elastic_health.liveness.facts import ExitFacts, Phase
@@ -229,3 +231,28 @@ def early() -> dict[str, str]:
 
 def test_this_interpreter_is_the_pools() -> None:
     assert WarmPool(1).runs(sys.executable)
+
+
+def test_only_a_script_is_learned_about_and_its_processes_start_as_it_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    crew = Crew.__new__(Crew)
+    crew.modules, crew.pages = 0, [Page.__new__(Page)]
+    monkeypatch.setattr(crew, "warmable", None, raising=False)
+    monkeypatch.setattr(crew, "pool", None, raising=False)
+    shown = SimpleNamespace(beat=SimpleNamespace(warmable=1, modules=3))
+    monkeypatch.setattr(crew, "look", lambda rank: shown, raising=False)
+    for entrypoint, warmable in ((early, None), (sys.executable, True)):
+        crew._group = SimpleNamespace(spec=SimpleNamespace(entrypoint=entrypoint, local_world_size=2, numa_options="numa"))  # type: ignore[assignment]
+        crew.learn()
+        assert crew.warmable is warmable
+    crew.processes = SimpleNamespace(context=SimpleNamespace(envs={0: {"OMP_NUM_THREADS": "1", "RANK": "0"}}))  # type: ignore[assignment]
+    monkeypatch.setattr(WarmPool, "spawn", lambda pool: 0)
+    crew.warm_up()
+    pool = crew.pool
+    assert isinstance(pool, WarmPool)
+    assert (pool.nproc, pool.python, pool._env, pool._preload, pool._numa) == (
+        2,
+        sys.executable,
+        {"OMP_NUM_THREADS": "1"},
+        ("torch", "torch.distributed"),
+        "numa",
+    )
