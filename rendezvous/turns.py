@@ -192,7 +192,8 @@ def _holding(d: Draft) -> None:
             d.do(ev.TakeUp(record))
             d.go(Phase.RUNNING)
             return
-    at = s.since + s.settings.bounds.start_s
+    # Nothing has to start, so a former that doesn't form is stuck: the others do better to form anew.
+    at = s.since + s.settings.bounds.link_timeout_s + s.settings.bounds.kill_grace_s
     d.wake(at)
     allowed, why = may_run(d)
     if (

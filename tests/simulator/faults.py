@@ -122,6 +122,19 @@ def _lease_lost(w: World, n: Node) -> None:
         w.expire(n.state.lease)
 
 
+def _partition(w: World, n: Node) -> None:
+    """The host's network is gone: neither store nor peers."""
+    n.cut_store, n.cut_peers = True, {m.name for m in w.nodes if m is not n}
+    w.links.cut(n, silent=True)
+
+    def back() -> None:
+        n.cut_store = False
+        n.cut_peers.clear()
+        n.watch()
+
+    w.clockwork.after(w.clockwork.random.choice((4.0, 12.0, 20.0)), back)
+
+
 def _links_reset(w: World, n: Node) -> None:
     w.links.cut(n)
 
@@ -203,6 +216,7 @@ FAULTS: Mapping[str, Callable[[World, Node], None]] = {
     "agent paused": _pause,
     "cut from store": _cut_store,
     "cut from peers": _cut_peers,
+    "node partitioned": _partition,
     "links reset": _links_reset,
     "store outage": _outage,
     "worker exits": _exit,
@@ -230,6 +244,33 @@ MOMENTS = (
     *(f"phase {p.value}" for p in Phase if p is not Phase.LEFT),
     "rollback verdict", "in-place form", "taken up", "spawned", "workers done", "lease ended",
 )  # fmt: skip
+SILENT = (
+    "node partitioned",
+    "agent paused",
+    "cut from store",
+    "cut from peers",
+    "node lost",
+    "store outage",
+    "watch lags",
+    "replies slow",
+    "former stuck",
+)
+UPSETTING = (
+    "worker exits",
+    "agent killed",
+    "node lost",
+    "agent paused",
+    "lease lost",
+    "node drained",
+    "stall",
+    "cut from store",
+    "cut from peers",
+)
+QUICK = frozenset(
+    ("worker exits", "stall", "halt and roll back", "checkpoint torn", "former stuck", "links reset", "window recorded", "watch compacted")
+)
+"""Faults after which the next generation must follow within `QUICK_S`, without waiting for any lease."""
+QUICK_S = 10.0
 IN_PLACE_MOMENTS = ("phase holding", "rollback verdict", "txn verdict", "in-place form", "taken up", "phase running", "txn form")
 
 
@@ -301,7 +342,12 @@ def drawn(r: random.Random, nodes: int) -> tuple[Strike, ...]:
     names = sorted(FAULTS)
     if r.random() < 0.25:
         first = Strike("halt and roll back", r.choice((0.0, 0.5, 2.0)), "txn commit", r.choice((1, 2, 4)), -2)
-        return (first, *(_at_moment(r, r.choice(names), IN_PLACE_MOMENTS, nodes) for _ in range(r.choice((1, 1, 2, 3)))))
+        likely = (*names, *UPSETTING * 4)
+        return (first, *(_at_moment(r, r.choice(likely), IN_PLACE_MOMENTS, nodes) for _ in range(r.choice((1, 1, 2, 3)))))
+    if r.random() < 0.2:  # somebody falls silent, and meanwhile the group ends for another reason
+        at, silent, other = r.uniform(3.0, 12.0), r.randrange(nodes), r.randrange(nodes)
+        upset = r.choice((*UPSETTING, *("worker exits", "stall") * 3))
+        return (Strike(r.choice(SILENT), at, target=silent), Strike(upset, at + r.uniform(0.2, 9.0), target=other))
     out = []
     for _ in range(r.choice((0, 1, 2, 3, 5, 8))):
         name = r.choice(names)
@@ -311,5 +357,5 @@ def drawn(r: random.Random, nodes: int) -> tuple[Strike, ...]:
 
 
 def _at_moment(r: random.Random, name: str, moments: tuple[str, ...], nodes: int) -> Strike:
-    k = r.choice((1, 1, 2, 3, 5))
+    k = r.choice((1, 1, 1, 1, 2) if moments is IN_PLACE_MOMENTS else (1, 1, 2, 3, 5))
     return Strike(name, r.choice((0.0, 0.0, 0.002, 0.05, 0.5, 2.0)), r.choice(moments), k, r.choice((-1, -1, -2, r.randrange(nodes))))

@@ -28,6 +28,13 @@ class Links:
     def parted(self, a: Node, b: Node) -> bool:
         return b.name in a.cut_peers or a.name in b.cut_peers
 
+    def whole(self, node: Node) -> bool:
+        """It is linked to all whom its generation's right to ride through an outage depends on."""
+        g = self.world.ledger.generations.get(node.state.generation)
+        others = [m.who for m in g.members if m.who != node.state.who] if g is not None else []
+        lead = g is not None and g.members[0].who == node.state.who
+        return all(who in node.linked for who in (others if lead or g is None else [g.members[0].who]))
+
     def connect(self, node: Node, who: Who) -> None:
         """From now on there is a link to `who`: whenever it breaks it is dialled again."""
         me = node.state.who

@@ -39,6 +39,7 @@ class Crew:
     done: bool = False
     pending: int = 0
     committed: int = -1
+    left_over: bool = False
 
 
 @dataclass

@@ -87,7 +87,13 @@ def spawned_before_member(p: Patch) -> None:
 
 def commit_kept_for_the_next(p: Patch) -> None:
     """A commit that an ended generation still asks for waits for the next one."""
-    p.setattr(draft.Draft, "refuse_commits", lambda self, why: self.drop(Purpose.COMMIT))
+
+    def refuse_commits(self: draft.Draft, why: str) -> None:
+        under_way = tuple(s.commit for s in self.s.sent.values() if s.commit is not None)
+        self.set(waiting_commits=(*self.s.waiting_commits, *under_way))
+        self.drop(Purpose.COMMIT)
+
+    p.setattr(draft.Draft, "refuse_commits", refuse_commits)
 
 
 def former_waits_for_nobody(p: Patch) -> None:
@@ -217,5 +223,3 @@ BUGS: Mapping[str, Callable[[Patch], None]] = {
         dead_by_silence,
     )
 }
-
-

@@ -13,7 +13,7 @@ from elastic_health.generations import Bounds, GenerationKind
 from elastic_health.policies import Caps, CheckpointPolicy, MembershipPolicy, Policies, RecoveryPolicy, ScaleUp
 from elastic_health.verdicts import Cause, VerdictKind
 from elastic_health.windows import outside
-from tests.simulator.faults import FAULT_TIME_S, Plan, Strike, drawn
+from tests.simulator.faults import FAULT_TIME_S, QUICK, QUICK_S, Plan, Strike, drawn
 from tests.simulator.ledger import Broken, need
 from tests.simulator.node import HOME
 from tests.simulator.world import STEP_S, World
@@ -166,5 +166,9 @@ def _judge(world: World, s: Setup) -> None:
     else:
         need("I5", v.cause in (Cause.CAP_REACHED, Cause.NO_CHECKPOINT) or v.exit_status != 0, f"aborted for {v.cause}")
         need("I5", world.pages == 1, f"{world.pages} pages for one end")
+    names = [x.fault for x in s.strikes]
+    if QUICK.issuperset(names) and names.count("former stuck") <= (s.nodes > 1):
+        slow = [g for g, at in ledger.formed_at.items() if g > 1 and at > ledger.verdict_at[g - 1] + QUICK_S]
+        need("I6", not slow, f"generations {slow} came more than {QUICK_S:g} s after the verdict before them")
     if not s.strikes:
         need("R1", ledger.restarts == 0, f"{ledger.restarts} restarts, and nothing was wrong")

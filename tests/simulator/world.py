@@ -188,12 +188,11 @@ class World:
             self.happened("in-place form", former)
             return
         for n in self.nodes:
-            if n.crew is not None and n.alive and not (n.isolated and self.links.parted(n, former)):  # a dead agent's guardian ends them
-                need(
-                    "R10",
-                    n.crew.communicator >= g.number,
-                    f"generation {g.number} forms while workers of {n.crew.generation} live on {n.name}",
-                )
+            if n.crew is None or n.crew.communicator >= g.number:
+                continue
+            # A dead agent's guardian ends them; who rides through where nobody can tell it, trains on for nothing.
+            n.crew.left_over = not n.alive or (n.isolated and self.links.parted(n, former) and self.links.whole(n))
+            need("R10", n.crew.left_over, f"generation {g.number} forms while workers of {n.crew.generation} live on {n.name}")
 
     def grant(self, node: Node, ttl_s: float) -> None:
         sent = node.now
@@ -257,7 +256,7 @@ class World:
             return
         if any(c.held or c.generation != first.generation for _, c in team):
             return  # some have not taken the in-place generation up yet: the barrier of the hand-over holds the others
-        if not all(n.isolated for n, _ in team):
+        if not any(c.left_over for _, c in team):
             need("R10", g.communicator >= self.newest_communicator, f"workers of {g.number} step after those of {self.newest_communicator}")
         self.newest_communicator = max(self.newest_communicator, g.communicator)
         need(
