@@ -133,6 +133,7 @@ class Crew:
             variables.PAGE: self.pages[local].path,
             variables.LINK: self._room.link,
             variables.SERVER: self._room.server(record.number, local),
+            variables.LOCAL: str(local),
             variables.GENERATION: str(record.number),
             variables.RUN: self._run,
         }

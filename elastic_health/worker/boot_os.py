@@ -33,7 +33,7 @@ RECORDER: Mapping[str, str] = MappingProxyType(
 OLDER: Mapping[str, str] = MappingProxyType({"TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE"})
 """Older names that torch still reads (and warns about): where the user set one, the current name is left alone, since it
 would win."""
-_PRIVATE = (variables.PAGE, variables.LINK, variables.SERVER, variables.GO_FD, variables.PRELOAD, variables.AGENT_PID)
+_PRIVATE = (variables.PAGE, variables.LINK, variables.SERVER, variables.GO_FD, variables.PRELOAD, variables.AGENT_PID, variables.LOCAL)
 
 
 def cold(before: frozenset[str]) -> None:
@@ -110,7 +110,7 @@ def watch(environ: MutableMapping[str, str]) -> None:
     page = Page(path)
     page.phase(Phase.SCRIPT)
     run, pid = environ.get(variables.RUN, ""), os.getpid()
-    generation, local = int(environ.get(variables.GENERATION, "0")), int(environ.get("LOCAL_RANK", "0"))
+    generation, local = int(environ.get(variables.GENERATION, "0")), int(told[variables.LOCAL] or environ.get("LOCAL_RANK", "0"))
     set_home(lambda: _home(page, told[variables.LINK], run, generation, local, pid))
     os.register_at_fork(after_in_child=lambda: _in_child(page))
     Watchdog(page, told[variables.SERVER]).start()

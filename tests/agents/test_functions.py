@@ -19,6 +19,7 @@ from elastic_health.liveness.exits import classify
 from elastic_health.liveness.facts import Phase
 from elastic_health.liveness.page import Order
 from elastic_health.liveness.page_os import Page
+from elastic_health.worker.current import here
 from tests.agents.groups import group_of, logs_in, spec_of, until
 
 
@@ -44,6 +45,7 @@ def told(spec: StartSpec, page: Page, folder: Path) -> StartSpec:
             variables.SERVER: f"/tmp/eh-{os.getpid()}-{time.monotonic_ns()}.s",
             variables.GENERATION: "3",
             variables.RUN: "run",
+            variables.LOCAL: "0",
         }
     )
     return spec
@@ -91,6 +93,22 @@ def test_what_only_the_worker_may_use_leaves_its_environment(tmp_path: Path, pag
         result = group.result()
         assert result is not None
         assert result.return_values[0] == sorted([variables.WORKER_TOKEN, variables.GENERATION, variables.RUN])
+
+
+def who_am_i() -> tuple[int, str]:
+    home = here()
+    assert home is not None
+    return home.local_rank, os.environ["LOCAL_RANK"]
+
+
+@pytest.mark.spec("U1")
+def test_a_worker_speaks_for_its_own_local_rank_under_virtual_local_rank(tmp_path: Path, page: Page) -> None:
+    spec = told(spec_of(None, logs_in(tmp_path), 1, (), who_am_i, start_method="fork"), page, tmp_path)
+    spec.envs[0].update({"LOCAL_RANK": "0", variables.LOCAL: "5"})
+    with group_of(spec) as group:
+        assert group.wait_exited(60)
+        result = group.result()
+        assert result is not None and result.return_values[0] == (5, "0")
 
 
 def test_a_raising_function_is_classified_by_its_error_file(tmp_path: Path) -> None:
