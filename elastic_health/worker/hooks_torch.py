@@ -80,6 +80,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self._names: dict[str, dict[str, str]] = {suffix: {} for suffix in RECORDERS.values()}
+        self._retired: dict[str, dict[str, int]] = {suffix: {} for suffix in RECORDERS.values()}
         self._asked: set[tuple[str, str, int]] = set()
         self._ranks: dict[str, tuple[int, ...]] = {}
         self._counted = -1
@@ -103,7 +104,7 @@ class Recorder:
         return tuple(found)
 
     def _read(self, dump: Callable[[bool, bool], bytes], suffix: str, stuck: bool) -> list[GroupFrontier]:
-        said, names = read_dump(dump(False, False)), self._names[suffix]
+        said, names, retired = read_dump(dump(False, False)), self._names[suffix], self._retired[suffix]
         asks = {(suffix, key, 0) for key in nameless(said, names)}
         if stuck:
             asks |= {(suffix, key, enqueued) for key, (enqueued, completed) in said.status.items() if enqueued > completed}
@@ -111,7 +112,8 @@ class Recorder:
             self._asked |= asks
             said = read_dump(dump(True, False))
             names.update(said.names)
-        return [_renamed(g, suffix) for g in groups(said, names, self._ranks)]
+            retired.update(said.retired)
+        return [_renamed(g, suffix) for g in groups(said, names, self._ranks, retired)]
 
     def _look_up_ranks(self) -> None:
         """Which global ranks each group has, from the names that torch's Python side keeps."""

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -84,7 +85,7 @@ def told(folder: Path, **environ: str) -> tuple[Page, dict[str, str]]:
     page = Page.create(f"/dev/shm/eh-test-{os.getpid()}-{time.monotonic_ns()}")
     agent = {
         variables.PAGE: page.path,
-        variables.SERVER: f"/tmp/eh-{os.getpid()}-{time.monotonic_ns()}.s",
+        variables.SERVER: f"{tempfile.gettempdir()}/w{os.getpid()}-{time.monotonic_ns()}",
         variables.LINK: f"{folder}/link",
         variables.WORKER_TOKEN: "token",
         variables.GENERATION: "1",

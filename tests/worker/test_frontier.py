@@ -16,19 +16,35 @@ from elastic_health.liveness.frontier import Dump, frontier, groups, moved, name
 CASES = os.environ.get("ELASTIC_HEALTH_CASES", "")
 
 
-def dump(status: dict[str, tuple[int, int]], *entries: tuple[int, str, int, str]) -> bytes:
-    """In the recorder's form; entries are (local id, name, sequence, operation)."""
+def dump(status: dict[str, tuple[int, int]], *entries: tuple[int, str, int, str], under_way: tuple[int, ...] = ()) -> bytes:
+    """In the recorder's form; entries are (local id, name, sequence, operation); those in `under_way` by place aren't retired."""
     said = {k: {"last_enqueued_collective": str(e), "last_completed_collective": str(c)} for k, (e, c) in status.items()}
-    told = [{"pg_id": i, "process_group": [n, "undefined"], "collective_seq_id": s, "profiling_name": o} for i, n, s, o in entries]
+    told = [
+        {"pg_id": i, "process_group": [n, "undefined"], "collective_seq_id": s, "profiling_name": o, "retired": at not in under_way}
+        for at, (i, n, s, o) in enumerate(entries)
+    ]
     return json.dumps({"version": "2.10", "pg_config": {"": {}}, "pg_status": said, "entries": told}).encode()
 
 
 def test_one_group_has_one_name_whatever_its_local_id() -> None:
     """Rank 1 is in both subgroups, rank 2 only in the second: the same group is its 2nd there and its 1st here."""
-    of_rank_1 = frontier(dump({"0": (1, 1), "1": (1, 1), "2": (4, 3)}, (1, "1", 1, "gloo:all_reduce"), (2, "2", 4, "gloo:all_gather")))
+    of_rank_1 = frontier(
+        dump({"0": (1, 1), "1": (1, 1), "2": (4, 3)}, (1, "1", 1, "gloo:all_reduce"), (2, "2", 4, "gloo:all_gather"), under_way=(1,))
+    )
     of_rank_2 = frontier(dump({"0": (1, 1), "1": (3, 3)}, (1, "2", 3, "gloo:all_gather")))
     assert of_rank_1[2] == GroupFrontier("2", 4, 3, "gloo:all_gather")
     assert of_rank_2[1] == GroupFrontier("2", 3, 3, "gloo:all_gather")
+
+
+def test_a_completion_noted_too_late_does_not_make_a_group_look_waited_in() -> None:
+    """gloo's threads note completions in any order: seen for real, the status stayed at 1 of 2 with both entries retired."""
+    full = read_dump(dump({"0": (2, 1)}, (0, "0", 1, "gloo:all_reduce"), (0, "0", 2, "gloo:all_gather")))
+    assert groups(full)[0].completed == 2
+    later = read_dump(dump({"0": (2, 1)}))
+    assert groups(later, retired=full.retired)[0].completed == 2
+    assert groups(read_dump(dump({"0": (3, 1)})), retired=full.retired)[0].completed == 2
+    behind = dump({"0": (3, 1)}, *((0, "0", n, "gloo:all_reduce") for n in (1, 2, 3)), under_way=(1,))
+    assert groups(read_dump(behind))[0].completed == 1
 
 
 def test_names_once_learned_serve_dumps_without_entries() -> None:

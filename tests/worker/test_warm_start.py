@@ -80,12 +80,12 @@ def warmed(folder: Path, words: list[str], preload: str = "", stdin: bytes = b""
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> dict[str, str]:
-    """Environment with a stand-in for torch, for what doesn't depend on it."""
+def quick(tmp_path: Path) -> str:
+    """PYTHONPATH with a stand-in for torch, for what doesn't depend on it."""
     (tmp_path / "lib" / "torch" / "distributed").mkdir(parents=True)
     for package in ("torch", "torch/distributed"):
         (tmp_path / "lib" / package / "__init__.py").touch()
-    return {"PYTHONPATH": str(tmp_path / "lib")}
+    return str(tmp_path / "lib")
 
 
 def outcome(folder: Path, worker: Watched) -> Outcome:
@@ -112,40 +112,40 @@ def test_nothing_that_a_script_looks_at_tells_warm_from_cold(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_a_warm_script_ends_and_prints_as_under_plain_python(tmp_path: Path, name: str, quick: dict[str, str]) -> None:
+def test_a_warm_script_ends_and_prints_as_under_plain_python(tmp_path: Path, name: str, quick: str) -> None:
     script = write(tmp_path, SAME[name])
-    plain = stock(tmp_path, [script, "a", "-b"], **quick)
-    with warmed(tmp_path, [script, "a", "-b"], **quick) as worker:
+    plain = stock(tmp_path, [script, "a", "-b"], PYTHONPATH=quick)
+    with warmed(tmp_path, [script, "a", "-b"], PYTHONPATH=quick) as worker:
         assert outcome(tmp_path, worker) == plain
 
 
-def test_a_warm_module_and_a_missing_script(tmp_path: Path, quick: dict[str, str]) -> None:
+def test_a_warm_module_and_a_missing_script(tmp_path: Path, quick: str) -> None:
     (tmp_path / "pkg").mkdir()
     write(tmp_path / "pkg", "import sys\nprint(__name__, __spec__.name, __package__, sys.argv, sys.path[0])\n1 / 0", "train.py")
     for words in (["-m", "pkg.train", "x"], ["nothing.py"], ["-m", "no_such_module"]):
-        plain = stock(tmp_path, words, **quick)
-        with warmed(tmp_path, words, **quick) as worker:
+        plain = stock(tmp_path, words, PYTHONPATH=quick)
+        with warmed(tmp_path, words, PYTHONPATH=quick) as worker:
             assert outcome(tmp_path, worker) == plain
 
 
-def test_one_that_is_never_needed_ends_silently(quick: dict[str, str]) -> None:
-    with waiting(**quick) as process:
+def test_one_that_is_never_needed_ends_silently(quick: str) -> None:
+    with waiting(PYTHONPATH=quick) as process:
         assert process.ready()
         process.ours.close()
         assert process.process.wait(20) == 0
         assert process.process.communicate() == (b"", b"")
 
 
-def test_a_half_told_one_ends_silently(quick: dict[str, str]) -> None:
-    with waiting(**quick) as process:
+def test_a_half_told_one_ends_silently(quick: str) -> None:
+    with waiting(PYTHONPATH=quick) as process:
         assert process.ready()
         process.ours.sendall(b'{"env": {')
         process.ours.close()
         assert process.process.wait(20) == 0
 
 
-def test_a_waiting_one_obeys_sigterm(quick: dict[str, str]) -> None:
-    with waiting(**quick) as process:
+def test_a_waiting_one_obeys_sigterm(quick: str) -> None:
+    with waiting(PYTHONPATH=quick) as process:
         assert process.ready()
         process.process.send_signal(signal.SIGTERM)
         assert process.process.wait(20) == -signal.SIGTERM
