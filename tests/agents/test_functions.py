@@ -28,7 +28,8 @@ def sleep_long() -> None:
 
 
 def own_variables() -> list[str]:
-    return sorted(name for name in os.environ if name.startswith("ELASTIC_HEALTH_") and "TEST" not in name)
+    suite = ("ELASTIC_HEALTH_TEST_SESSION", "ELASTIC_HEALTH_CASES", "ELASTIC_HEALTH_REQUIRE_ETCD")
+    return sorted(name for name in os.environ if name.startswith("ELASTIC_HEALTH_") and name not in suite)
 
 
 @record
@@ -42,7 +43,7 @@ def told(spec: StartSpec, page: Page, folder: Path) -> StartSpec:
         {
             variables.PAGE: page.path,
             variables.LINK: str(folder / "link"),
-            variables.SERVER: f"/tmp/eh-{os.getpid()}-{time.monotonic_ns()}.s",
+            variables.SERVER: f"/tmp/srv-{os.getpid()}-{time.monotonic_ns()}.s",
             variables.GENERATION: "3",
             variables.RUN: "run",
             variables.LOCAL: "0",

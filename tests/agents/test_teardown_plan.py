@@ -84,7 +84,7 @@ SEEN = st.builds(Seen, workers=st.integers(0, 2), members=st.integers(0, 2), hol
 @given(PLANS, st.lists(SEEN, min_size=1, max_size=30))
 def test_bounded_whatever_is_seen_and_never_finished_early(plan: TeardownPlan, sights: list[Seen]) -> None:
     state, now = begin(0.0), 0.0
-    for seen in sights * 400:
+    for seen in sights * 800:
         state = step(plan, state, seen, now)
         if state.do is Do.FINISH:
             assert (state.why is Why.ALL_GONE) == (not seen.workers and not seen.members)

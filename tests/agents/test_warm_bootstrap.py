@@ -84,7 +84,7 @@ def told(spec: StartSpec, folder: Path, page: Page | None = None) -> StartSpec:
     """What the agent tells a worker."""
     spec.envs[0].update({variables.GENERATION: "3", variables.RUN: "run"})
     if page is not None:
-        server = f"/tmp/eh-{os.getpid()}-{time.monotonic_ns()}.s"
+        server = f"/tmp/srv-{os.getpid()}-{time.monotonic_ns()}.s"
         spec.envs[0].update({variables.PAGE: page.path, variables.LINK: str(folder / "link"), variables.SERVER: server})
     return spec
 
