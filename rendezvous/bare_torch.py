@@ -78,7 +78,11 @@ class BareRendezvous:
     def _start_thread(self) -> None:
         self._pause.clear()
         stop = self._pause.is_set
-        self._thread = threading.Thread(target=lambda: self._loop.run(lambda s: stop() or s.left is not None), name="eh-membership", daemon=True)
+
+        def turn() -> None:
+            self._loop.run(lambda s: stop() or s.left is not None)
+
+        self._thread = threading.Thread(target=turn, name="eh-membership", daemon=True)
         self._thread.start()
 
     def _stop_thread(self) -> None:

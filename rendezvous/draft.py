@@ -170,6 +170,7 @@ class Draft:
         self.set(
             incarnation=self.s.incarnation + 1, lease=0, lease_deadline=float("-inf"), lease_gone=False, lease_gone_at=None,
             lease_asked_at=None, created=0, candidate_mod=0, checking_told=False, generation=0, token=0, preflight=None,
-            preflight_asked=False, sent={}, peers={}, ended=None, pending_incident=None, peer_verdict=None, held=0, telling=None, told=False,
+            preflight_asked=False, sent={}, peers={}, ended=None, pending_incident=None, peer_verdict=None, held=0,
+            telling=None, told=False,
         )  # fmt: skip
         self.go(Phase.JOINING)
