@@ -45,7 +45,7 @@ WAYS: Mapping[Phase, Mapping[Phase, str]] = {
     Phase.CHECKING: {
         Phase.READY: "preflight passed",
         Phase.JOINING: "lease lost",
-        Phase.LEFT: "preflight failed, run ended, stop asked, or join timeout",
+        Phase.LEFT: "preflight failed, quarantined, run ended, or stop asked",
     },
     Phase.READY: {
         Phase.STARTING: "in the current generation, `member` written behind the fence",
@@ -62,7 +62,7 @@ WAYS: Mapping[Phase, Mapping[Phase, str]] = {
     },
     Phase.HOLDING: {
         Phase.RUNNING: "in-place generation taken up",
-        Phase.STOPPING: "in-place rollback given up, lease lost, or stop asked",
+        Phase.STOPPING: "in-place rollback given up (a member or its workers gone, no former in time), lease lost, or stop asked",
     },
     Phase.STOPPING: {
         Phase.CHECKING: "workers reaped, lease held: `restart` checks",

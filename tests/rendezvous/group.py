@@ -34,7 +34,7 @@ class Agent:
         self.inbox: deque[ev.Event] = deque([ev.Tick()])
         self.out: list[ev.Effect] = []
         self.withheld: set[type | Purpose] = set()
-        self.links: set[Who] = set()
+        self.links: dict[Who, Agent] = {}
         self.fit = True
 
     @property
@@ -205,24 +205,21 @@ class Group:
     def link(self, a: Agent, who: Who) -> None:
         b = self.find(who)
         if b is not None and who not in a.links:
-            a.links.add(who)
-            b.links.add(a.state.who)
+            a.links[who], b.links[a.state.who] = b, a
             a.inbox.append(ev.LinkUp(who))
             b.inbox.append(ev.LinkUp(a.state.who))
 
     def cut(self, a: Agent) -> None:
-        for who in a.links:
-            b = self.find(who)
-            if b is not None and a.state.who in b.links:
-                b.links.discard(a.state.who)
-                b.inbox.append(ev.LinkDown(a.state.who, "eof"))
-        a.links = set()
+        for b in a.links.values():
+            for who in [w for w, x in b.links.items() if x is a]:
+                del b.links[who]
+                b.inbox.append(ev.LinkDown(who, "eof"))
+        a.links = {}
 
     def tell(self, a: Agent, e: ev.Tell) -> None:
-        for who in [e.who] if e.who is not None else sorted(a.links):
-            b = self.find(who)
-            if b is not None and who in a.links:
-                b.inbox.append(ev.PeerSaid(a.state.who, e.message))
+        """Under the name that the link was made with, whatever incarnation its end is by now."""
+        for b in [a.links[e.who]] if e.who in a.links else a.links.values() if e.who is None else ():
+            b.inbox.extend(ev.PeerSaid(who, e.message) for who, x in b.links.items() if x is a)
 
     def probe(self, a: Agent, who: Who) -> None:
         a.inbox.append(ev.Probed(who, self.find(who) is None))
