@@ -125,7 +125,7 @@ class Crew:
             "MASTER_ADDR": str(group.master_addr),
             "MASTER_PORT": str(group.master_port),
             "TORCHELASTIC_RESTART_COUNT": str(record.restarts),
-            "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(record.spec.max_restarts),
             "TORCHELASTIC_RUN_ID": self._run,
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),

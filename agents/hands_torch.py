@@ -71,6 +71,7 @@ class AgentHands:
         self._ordered_at = self._published_at = self._cared_at = self._learned_at = 0.0
         self._running_since: float | None = None
         self._ids = 0
+        self._warned_of_restarts = False
         self._told: dict[str, Incident] = {}
         self.last_result: Any = None
         self._session = session
@@ -97,6 +98,7 @@ class AgentHands:
         self._desk.serve(generation, me.first_rank, me.node, lambda: self.loop.state)
         if generation.moved:
             log.warning("ranks moved: %s (files that go by rank are elsewhere now)", "; ".join(generation.moved))
+        self._compare_max_restarts(generation)
         try:
             self.crew.start(generation, rank, store, self._exited)
         except (OSError, ValueError) as e:
@@ -112,6 +114,13 @@ class AgentHands:
             generation.plan.checkpoint or "the beginning",
         )  # fmt: skip
         self.loop.post(ev.WorkersUp(generation.number))
+
+    def _compare_max_restarts(self, generation: Generation) -> None:
+        """The first generation's --max-restarts binds the whole run; another one here is said to be of no effect, once."""
+        mine, binding = self.loop.state.settings.me.spec.max_restarts, generation.spec.max_restarts
+        if mine != binding and not self._warned_of_restarts:
+            self._warned_of_restarts = True
+            log.warning("--max-restarts=%d is not used: this run began with --max-restarts=%d, which binds for the whole run", mine, binding)
 
     def hold_workers(self, generation: int) -> None:
         self.loop.post(ev.Held(generation, ok=self.crew.processes is not None))

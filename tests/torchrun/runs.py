@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 SCRIPTS = Path(__file__).with_name("scripts")
-LOOP, GLOO = str(SCRIPTS / "loop.py"), str(SCRIPTS / "gloo.py")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 REPO = SCRIPTS.parents[2]
 Event = Mapping[str, Any]
+LOOP, GLOO = str(SCRIPTS / "loop.py"), str(SCRIPTS / "gloo.py")
 
 PLENTY = "restarts: {total: 100, per_hour: null, per_node: null, per_signature: null, without_commit: null, backoff_s: [0.0]}\n"
 """A YAML with caps that no test meets."""
@@ -58,8 +58,8 @@ class Agent:
                 self._seen[p.pid] = p
         return [p for p in self._seen.values() if _lives(p)]
 
-    def guardian(self) -> psutil.Process:
-        return next(p for p in self.tree() if _runs(p, "guardian_main_os"))
+    def guardian(self) -> psutil.Process | None:
+        return next((p for p in self.tree() if _runs(p, "guardian_main_os")), None)
 
     def wait(self, within_s: float = 60.0) -> int:
         """Its exit status."""
@@ -179,6 +179,10 @@ class Run:
 
         return self.wait(whole, f"a generation after {after} with {nodes} nodes", within_s)  # type: ignore[no-any-return]
 
+    def alive_until(self, pid: int) -> float:
+        """When this `loop.py` was last seen to run, seconds since the epoch."""
+        return (self.folder / f"alive.{pid}").stat().st_mtime
+
     def order(self, name: str, text: str = "1") -> None:
         """What the scripts look for; whole at once."""
         partly = self.folder / f".{name}"
@@ -201,6 +205,11 @@ class Run:
     def close(self) -> None:
         for a in self.agents:
             a.close()
+
+
+def program(name: str) -> str:
+    """Path of one of the test scripts."""
+    return str(SCRIPTS / f"{name}.py")
 
 
 @contextmanager

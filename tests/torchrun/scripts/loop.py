@@ -1,7 +1,7 @@
 """A worker without torch: logs what it is, then runs until told otherwise by files in $RUN_DIR.
 
 `finish`: all end with 0.  `die.PID`: that one ends with the status in the file.  `linger.NODE`: that node's workers go
-on for so many seconds after `finish`.
+on for so many seconds after `finish`.  The time stamp of `alive.PID` says until when a worker ran.
 """
 
 import json
@@ -41,7 +41,10 @@ def told(name: str) -> str:
 
 
 log("boot", argv=sys.argv[1:], env={k: v for k, v in os.environ.items() if k.startswith(KEPT)})
+alive = os.path.join(RUN, f"alive.{os.getpid()}")
+open(alive, "w").close()
 while not told("finish"):
+    os.utime(alive)
     code = told(f"die.{os.getpid()}")
     if code:
         log("dies")
