@@ -1,0 +1,1 @@
+"""The demo's parts: nodes and faults, what is watched, and how it is told."""
