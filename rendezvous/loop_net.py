@@ -172,7 +172,7 @@ class MembershipLoop:
         self._hands.look(self.state, page_deadline(self.state, clock.now), clock.now)
 
     # ---- effects
-    def _carry_out(self, e: ev.Effect) -> None:  # noqa: C901  (one arm an effect; each is one call)
+    def _carry_out(self, e: ev.Effect) -> None:
         match e:
             case ev.Send():
                 self._send(e.id, e.txn)
