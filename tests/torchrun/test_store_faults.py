@@ -1,0 +1,76 @@
+"""etcd goes away and comes back while training: a healthy run trains on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.etcd_fixture import EtcdCluster
+from tests.torchrun.runs import PLENTY, Run, a_run
+
+pytestmark = [pytest.mark.spec("U6", "R10"), pytest.mark.timeout(240), pytest.mark.slow, pytest.mark.sound_etcd]
+
+
+def test_a_lease_renewal_that_fails_for_two_seconds_ends_nothing(run: Run, one_etcd: EtcdCluster) -> None:
+    """pytorch/pytorch#194870: one transient store error, and a TTL later the whole job ended."""
+    agents = [run.start(n, nnodes="3") for n in ("a", "b", "c")]
+    first = run.wait_group(3)
+    one_etcd.members[0].freeze()
+    time.sleep(2)  # the length of the fault
+    one_etcd.members[0].thaw()
+    until = time.time() + 8  # longer than a lease
+    run.wait(lambda: time.time() > until, "a lease's time")
+    assert len(run.events("boot")) == 3
+    assert all(run.alive_until(e["pid"]) > until - 1 for e in first)
+    run.finish(*agents)
+    assert len(run.events("boot")) == 3
+
+
+def test_etcd_killed_and_started_again_eight_seconds_later(run: Run, one_etcd: EtcdCluster) -> None:
+    """Longer than a lease: links to all members are up, so the group trains on, and is a group again afterwards."""
+    agents = [run.start(n, nnodes="2", config=PLENTY) for n in ("a", "b")]
+    first = run.wait_group(2)
+    etcd = one_etcd.members[0]
+    etcd.kill()
+    time.sleep(8)  # the length of the fault
+    etcd.start()
+    etcd.wait_healthy()
+    back = time.time()
+    run.wait(lambda: time.time() > back + 6, "a lease's time")
+    assert len(run.events("boot")) == 2, run.story()
+    assert all(run.alive_until(e["pid"]) > back + 5 for e in first)
+    run.order(f"die.{first[1]['pid']}", "4")
+    again = run.wait_group(2, after=first[0]["generation"])
+    assert [e["restarts"] for e in again] == [1, 1]
+    run.finish(*agents)
+
+
+def test_a_fault_during_an_outage_is_dealt_with_after_it(run: Run, one_etcd: EtcdCluster) -> None:
+    agents = [run.start(n, nnodes="2", config=PLENTY) for n in ("a", "b")]
+    first = run.wait_group(2)
+    etcd = one_etcd.members[0]
+    etcd.kill()
+    run.order(f"die.{first[1]['pid']}", "4")
+    run.wait(lambda: run.events("dies"), "the fault")
+    time.sleep(3)  # the outage goes on
+    assert len(run.events("boot")) == 2
+    etcd.start()
+    etcd.wait_healthy()
+    run.wait_group(2, after=first[0]["generation"], within_s=30)
+    run.finish(*agents)
+
+
+def test_one_of_three_members_killed(three_etcd: EtcdCluster, tmp_path: Path) -> None:
+    """Whichever leads: sessions move to another member, the group is not touched."""
+    with a_run(tmp_path / "run", ",".join(three_etcd.endpoints)) as run:
+        agents = [run.start(n, nnodes="2") for n in ("a", "b")]
+        first = run.wait_group(2)
+        three_etcd.leader().kill()
+        until = time.time() + 8
+        run.wait(lambda: time.time() > until, "a lease's time")
+        assert len(run.events("boot")) == 2
+        run.order(f"die.{first[0]['pid']}", "4")
+        run.wait_group(2, after=first[0]["generation"], within_s=30)
+        run.finish(*agents)
