@@ -133,6 +133,7 @@ class AgentHands:
     # ---- Hands: the end of a generation
     def stop_workers(self, generation: int, verdict: Verdict | None, reason: str) -> None:
         self._running_since = None
+        log.log(logging.INFO if verdict is not None else logging.WARNING, "ending generation %d: %s", generation, reason)
         facts = self.lookout.facts()
         self.lookout.stop()
         threading.Thread(target=self._end, args=(generation, verdict, facts), name="eh-teardown", daemon=True).start()

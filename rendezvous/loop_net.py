@@ -40,6 +40,8 @@ from elastic_health.verdicts import Verdict
 log = logging.getLogger("elastic_health")
 LONGEST_NAP_S = 0.25
 """The loop turns at least this often: pages are read and deadlines written then."""
+RENEWAL_SHARE = 1 / 3
+"""Of the lease's time, what one renewal may take.  It is sent when a third is over, and sent again."""
 
 
 class Links(Protocol):
@@ -245,7 +247,8 @@ class MembershipLoop:
             else:
                 self.post(ev.LeaseHeld(lease, sent_at, answer))
 
-        self._store.renew_async(lease, done)
+        # Answered or failed well before the lease ends: an outage must be known as one by then.
+        self._store.renew_async(lease, done, timeout_s=self.state.settings.bounds.lease_s * RENEWAL_SHARE)
 
     def _revoke(self, lease: int) -> None:
         try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 
 import pytest
 
 from tests.etcd_fixture import EtcdCluster
-from tests.torchrun.runs import GLOO, PLENTY, Run, gone, program, stop
+from tests.torchrun.runs import GLOO, PLENTY, SCRIPTS, Run, gone, program, stop
 
 pytestmark = [pytest.mark.spec("L3", "L7", "L8", "E1"), pytest.mark.timeout(180)]
 
@@ -21,6 +22,7 @@ def verdicts(etcd: EtcdCluster) -> list[dict[str, object]]:
 def test_a_rank_that_never_enters_the_collective_is_named(run: Run, one_etcd: EtcdCluster) -> None:
     agents = [run.start(n, nnodes="2", script=GLOO) for n in ("a", "b")]
     first = run.wait_group(2, ev="step")
+    run.wait(lambda: len(run.events("step")) > 40, "progress that counts as the end of the start")
     run.order(f"hang.{first[1]['pid']}")
     again = run.wait_group(2, after=first[0]["generation"], ev="step", within_s=40)
     (verdict,) = verdicts(one_etcd)
@@ -33,6 +35,7 @@ def test_a_rank_that_never_enters_the_collective_is_named(run: Run, one_etcd: Et
 def test_a_stopped_worker_is_named(run: Run, one_etcd: EtcdCluster) -> None:
     agents = [run.start(n, nnodes="2", script=GLOO) for n in ("a", "b")]
     first = run.wait_group(2, ev="step")
+    run.wait(lambda: len(run.events("step")) > 40, "progress")
     stop(first[0]["pid"])
     run.wait_group(2, after=first[0]["generation"], ev="step", within_s=40)
     (verdict,) = verdicts(one_etcd)
@@ -43,9 +46,7 @@ def test_a_stopped_worker_is_named(run: Run, one_etcd: EtcdCluster) -> None:
 
 @pytest.mark.slow
 def test_a_program_that_is_not_python_is_found_stopped_too(run: Run, one_etcd: EtcdCluster) -> None:
-    agent = run.start("a", "-c", 'echo "{\\"ev\\":\\"boot\\",\\"pid\\":$$,\\"generation\\":$ELASTIC_HEALTH_GENERATION,\\"world\\":1,\\"rank\\":0}"'
-                      ' >> $RUN_DIR/events.jsonl; while [ ! -e $RUN_DIR/finish ]; do sleep 0.1; done',
-                      script="bash", flags=["--no-python"])  # fmt: skip
+    agent = run.start("a", script=str(SCRIPTS / "shell.sh"), flags=["--no-python"])
     (first,) = run.wait_group(1)
     stop(first["pid"])
     run.wait_group(1, after=first["generation"], within_s=40)
@@ -70,8 +71,6 @@ def test_a_watchdog_abort_ends_the_group_on_every_node_at_once(run: Run, one_etc
 def test_an_abort_without_watchdog_lines_is_a_killed_worker(run: Run, one_etcd: EtcdCluster) -> None:
     agent = run.start("a")
     (first,) = run.wait_group(1)
-    import os
-
     os.kill(first["pid"], signal.SIGABRT)
     run.wait_group(1, after=first["generation"])
     (verdict,) = verdicts(one_etcd)
