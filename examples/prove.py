@@ -59,7 +59,8 @@ def ask_etcd(url: str, run: str, prefix: str) -> dict[str, Any]:
 
     root = f"{prefix}runs/{run}/"
     body = json.dumps({"key": coded(root), "range_end": coded(root[:-1] + chr(ord("/") + 1))}).encode()
-    with urllib.request.urlopen(f"{url.rstrip('/')}/v3/kv/range", data=body, timeout=10) as answer:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(f"{url.rstrip('/')}/v3/kv/range", data=body, timeout=10) as answer:
         pairs = json.load(answer).get("kvs", [])
     keys = {base64.b64decode(kv["key"]).decode()[len(root) :]: base64.b64decode(kv["value"]).decode() for kv in pairs}
     return {name: json.loads(value) for name, value in sorted(keys.items()) if value.startswith("{") and name != "secret"}

@@ -95,11 +95,11 @@ def _seconds(value: float) -> str:
 def proof_text(proof: Mapping[str, Any]) -> str:
     if not proof.get("holds"):
         return f"does not hold: {proof.get('why', 'it was not reached')}"
-    worlds = ", ".join(map(str, proof["world_sizes"]))
+    p, worlds = proof, ", ".join(map(str, proof["world_sizes"]))
     return (
-        f"holds: of {proof['samples']:,} documents {proof['used_exactly_once']:,} were used exactly once and "
-        f"{proof['skipped_in_windows']:,} lie in the window that was to be skipped; {proof['fetched_and_not_kept']:,} fetches belong to steps that were lost. "
-        f"{proof['checkpoints_on_the_line']} checkpoints, {proof['steps']} steps, groups of {worlds} ranks."
+        f"holds: of {p['samples']:,} documents {p['used_exactly_once']:,} were used exactly once and {p['skipped_in_windows']:,} lie "
+        f"in the window that was to be skipped; {p['fetched_and_not_kept']:,} fetches belong to steps that were lost. "
+        f"{p['checkpoints_on_the_line']} checkpoints, {p['steps']} steps, groups of {worlds} ranks."
     )
 
 
