@@ -120,7 +120,7 @@ class AgentHands:
         mine, binding = self.loop.state.settings.me.spec.max_restarts, generation.spec.max_restarts
         if mine != binding and not self._warned_of_restarts:
             self._warned_of_restarts = True
-            log.warning("--max-restarts=%d is not used: this run began with --max-restarts=%d, which binds for the whole run", mine, binding)
+            log.warning("--max-restarts=%d is not used: this run began with %d, which binds for all of it", mine, binding)
 
     def hold_workers(self, generation: int) -> None:
         self.loop.post(ev.Held(generation, ok=self.crew.processes is not None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -79,7 +80,7 @@ def test_a_node_that_is_killed_and_started_again_at_once_forms_no_world_of_its_o
     for e in run.events("boot"):
         generations.setdefault(e["generation"], []).extend((e["t"], run.alive_until(e["pid"])))
     spans = [(min(t), max(t)) for _, t in sorted(generations.items())]
-    assert all(ended <= began for (_, ended), (began, _) in zip(spans, spans[1:], strict=False)), spans
+    assert all(ended <= began for (_, ended), (began, _) in itertools.pairwise(spans)), spans
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ SAYS = f"""\
 [rank{RANK}]:[E1130 06:00:01.333333333 ProcessGroupNCCL.cpp:744] [Rank {RANK}] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.
 [rank{RANK}]:[E1130 06:00:01.444444444 ProcessGroupNCCL.cpp:758] [Rank {RANK}] To avoid data inconsistency, we are taking the entire process down.
 terminate called after throwing an instance of 'c10::DistBackendError'
-"""  # noqa: E501
+"""
 
 
 def log(ev: str) -> None:

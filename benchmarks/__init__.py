@@ -1,0 +1,1 @@
+"""Measurements of the product beside stock torchrun.  Nothing here is installed."""

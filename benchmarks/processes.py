@@ -1,0 +1,115 @@
+"""Processes of the benchmark: an etcd, and agents whose whole tree can be killed.
+
+Law: nothing that was started stays.  Every process carries a random token in its environment, so that orphans are found
+too, and no foreign process is ever touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from elastic_health.rendezvous.private_etcd import find_etcd
+
+TOKEN = "BENCH_TOKEN"
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
+def new_token() -> str:
+    return secrets.token_hex(8)
+
+
+def end_all(token: str, within_s: float = 5.0) -> int:
+    """Kill every process that carries the token and wait for it; returns how many there were."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and process.environ().get(TOKEN) == token:
+                process.kill()
+                found.append(process)
+    psutil.wait_procs(found, timeout=within_s)
+    return len(found)
+
+
+class Agent:
+    """One torchrun in a session of its own, as a node would be."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) -> None:
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=dict(env), cwd=cwd, start_new_session=True
+            )
+
+    @property
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def kill_tree(self) -> None:
+        """The agent and everything below it, at one blow."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self.process.pid)
+            for process in (root, *root.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+
+    def leave(self, within_s: float) -> None:
+        """Ask it to end, then make it end."""
+        if not self.ended:
+            self.process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(within_s)
+        if not self.ended:
+            self.kill_tree()
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as reply:
+            return b'"true"' in reply.read()
+    except OSError:
+        return False
+
+
+@contextmanager
+def etcd(folder: Path) -> Iterator[str]:
+    """A running etcd of one member with its own defaults; yields its endpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    client, peer = free_port(), free_port()
+    urls = {"client": f"http://127.0.0.1:{client}", "peer": f"http://127.0.0.1:{peer}"}
+    command = [find_etcd(None), "--name=bench", f"--data-dir={folder / 'data'}", f"--initial-cluster=bench={urls['peer']}"]
+    command += [f"--listen-client-urls={urls['client']}", f"--advertise-client-urls={urls['client']}"]
+    command += [f"--listen-peer-urls={urls['peer']}", f"--initial-advertise-peer-urls={urls['peer']}"]
+    with open(folder / "etcd.log", "ab") as log:
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 30
+        while not _healthy(client):
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"expected etcd to start within 30 s; it did not; see {folder / 'etcd.log'}")
+            time.sleep(0.05)
+        yield f"127.0.0.1:{client}"
+    finally:
+        server.kill()
+        server.wait()
