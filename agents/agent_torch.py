@@ -23,11 +23,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from elastic_health.agents import tree_os
 from elastic_health.agents.crew_torch import Crew, Launching
 from elastic_health.agents.desk_os import Desk
+from elastic_health.agents.entry_os import check_entry
 from elastic_health.agents.guardian_proc import Guardian
 from elastic_health.agents.hands_torch import AgentHands
 from elastic_health.agents.room_os import Room
 from elastic_health.agents.workerlink_net import WorkerLinkServer
-from elastic_health.errors import HealthError
+from elastic_health.errors import ConfigError, HealthError
 from elastic_health.exits import ExitStatus
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.handler_torch import HealthyHandler
@@ -52,6 +53,10 @@ class HealthyAgent(LocalElasticAgent):
         handler = spec.rdzv_handler
         assert isinstance(handler, HealthyHandler)
         place = handler.place
+        try:
+            check_entry(spec.entrypoint, spec.args)
+        except ConfigError as e:
+            _exit(ExitStatus.BAD_CONFIG, str(e))
         _raise_on_signals()
         room, guardian = Room(), Guardian()
         guardian.start()
@@ -118,6 +123,7 @@ class HealthyAgent(LocalElasticAgent):
         if failures:
             sys.stderr.write(f"{ChildFailedError(_name(self._worker_group.spec), failures)}\n")
         _exit(ExitStatus(status), text)
+
 
 def _exit(status: ExitStatus, text: str) -> NoReturn:
     sys.stderr.write(f"healthy-etcd: {text} (exit status {int(status)})\n")
