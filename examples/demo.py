@@ -32,8 +32,8 @@ from elastic_health.rendezvous.session_etcd import EtcdSession
 
 HERE = Path(__file__).resolve().parent
 RUN = "demo"
-STEPS, BATCH, EVERY, STEP_S = 400, 32, 10, 0.12
-SKIP = (320 * BATCH, 330 * BATCH)
+STEPS, BATCH, EVERY, STEP_S = 250, 32, 5, 0.2
+SKIP = (220 * BATCH, 230 * BATCH)
 LIMIT_S = 175.0
 
 

@@ -18,8 +18,11 @@ from demo_parts.scene import Scene
 from elastic_health.generations import CheckpointRecord, CheckpointState, Generation, Member
 from elastic_health.verdicts import Cause, Verdict
 
-CHECKPOINTS, STEPS_AT_RISK = 2, 4
+CHECKPOINTS, STEPS_AT_RISK = 2, 2
 """A group is left alone until it has committed so many checkpoints, and then done so many steps: something to lose."""
+QUIET_S = 6.0
+"""And has trained for so long: faults are hours apart in earnest, and by then the processes that wait to take a dead
+worker's place have done their imports."""
 
 
 @dataclass
@@ -129,7 +132,9 @@ class Stage:
             if g is None or self.scene.now.verdict is not None:
                 return None
             mine = [c.step for c in self.scene.now.checkpoints if c.generation == g.number and c.state is CheckpointState.COMMITTED]
-            return g if len(mine) >= CHECKPOINTS and self.scene.step >= max(mine) + STEPS_AT_RISK else None
+            first = self.scene.first_of(g.number)
+            quiet = first is not None and time.time() >= first.at + QUIET_S
+            return g if quiet and len(mine) >= CHECKPOINTS and self.scene.step >= max(mine) + STEPS_AT_RISK else None
 
         return self.scene.until("the group to train and save checkpoints", check)
 
