@@ -41,7 +41,7 @@ def _script(path: str) -> None:
     if os.path.isdir(path) and not os.path.exists(os.path.join(path, "__main__.py")):
         raise ConfigError("a script to run", f"the folder {path}, without a __main__.py", "name the script itself")
     if not os.path.exists(path):
-        raise ConfigError("a script to run", f"nothing at {path} (seen from {os.getcwd()})", "correct the path; it must exist on every node")
+        raise ConfigError("a script to run", f"nothing at {path} (seen from {os.getcwd()})", "correct the path; it must exist on every node")  # noqa: E501
 
 
 def _module(name: str) -> None:
