@@ -11,6 +11,7 @@ VENV ?= .venv
 SEEDS ?= 10000
 SEED0 ?= 0
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 PY := $(VENV)/bin/python
 comma := ,
@@ -19,7 +20,7 @@ EXTRAS := dev$(if $(shell sh -c 'command -v etcd'),,$(comma)local)
 # A new key (another torch, etcd gone or come) makes the environment again; so does an edit of setup.cfg.
 STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH_SPEC) $(EXTRAS)' | cksum | cut -d' ' -f1)
 
-.PHONY: help venv test test-full lint clean
+.PHONY: help venv test test-full lint sim demo bench clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 22
 
@@ -56,6 +57,9 @@ sim: $(STAMP)  ## simulator: SEEDS=10000 SEED0=0
 
 demo: $(STAMP)  ## three nodes and a spare on this machine, with faults
 	@$(PY) examples/demo.py
+
+bench: $(STAMP)  ## recovery beside stock torchrun: BENCH_ARGS="--repeats 5" (an hour; --quick: half of it)
+	@$(PY) -m benchmarks.recovery $(BENCH_ARGS)
 
 clean:  ## build leftovers, not .venv
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out bench-out

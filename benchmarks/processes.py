@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from elastic_health import variables
 from elastic_health.rendezvous.private_etcd import find_etcd
 
 TOKEN = "BENCH_TOKEN"
@@ -69,10 +71,14 @@ class Agent:
         """The agent and everything below it, at one blow."""
         with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.process.pid)
-            for process in (root, *root.children(recursive=True)):
+            tree = (root, *root.children(recursive=True))
+            rooms = {room for p in tree for room in _rooms(p)}
+            for process in tree:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+            self.process.wait(10)
+            for room in rooms:
+                shutil.rmtree(room, ignore_errors=True)
 
     def leave(self, within_s: float) -> None:
         """Ask it to end, then make it end."""
@@ -82,6 +88,14 @@ class Agent:
             self.process.wait(within_s)
         if not self.ended:
             self.kill_tree()
+
+
+def _rooms(process: psutil.Process) -> set[Path]:
+    """Folders in shared memory of a worker of ours, which nobody is left to remove once guardian and agent are killed."""
+    with contextlib.suppress(psutil.Error):
+        environment = process.environ()
+        return {Path(environment[name]).parent for name in (variables.PAGE, variables.LINK) if environment.get(name)}
+    return set()
 
 
 def _healthy(port: int) -> bool:

@@ -66,6 +66,7 @@ def main() -> None:
                 time.sleep(3600)
         with torch.no_grad():
             for p in model.parameters():
+                assert p.grad is not None
                 dist.all_reduce(p.grad)
                 p.sub_(p.grad, alpha=0.01 / dist.get_world_size())
         step += 1

@@ -12,6 +12,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -115,10 +116,7 @@ class Trial:
         world = self.setting.agents * self.setting.workers
 
         def group() -> set[int]:
-            counts: dict[int, int] = {}
-            for e in self.steps():
-                if e["world"] == world:
-                    counts[e["pid"]] = counts.get(e["pid"], 0) + 1
+            counts = Counter(e["pid"] for e in self.steps() if e["world"] == world)
             pids = {pid for pid, n in counts.items() if n >= self.setting.warm_steps}
             return pids if len(pids) >= world else set()
 
@@ -129,10 +127,8 @@ class Trial:
         new = self.steps(outside=old, after=fault_at)
         if not new:
             return False
-        world, counts = new[-1]["world"], {}
-        for e in new:
-            if e["world"] == world:
-                counts[e["pid"]] = counts.get(e["pid"], 0) + 1
+        world = int(new[-1]["world"])
+        counts = Counter(e["pid"] for e in new if e["world"] == world)
         return sum(n >= self.setting.settle_steps for n in counts.values()) >= world
 
     # ---- what is done
@@ -157,12 +153,12 @@ class Trial:
 
     def incidents(self) -> int:
         """Evidence folders below torchrun's log folder that hold anything."""
-        return sum(p.is_dir() and any(p.iterdir()) for p in (self.folder / "logs").glob("*/elastic-health/*"))
+        return sum(p.is_dir() and any(p.iterdir()) for p in (self.folder / "logs").glob("elastic-health/*"))
 
     def close(self) -> int:
         """End everything; returns how many processes had to be killed after their agents had ended."""
         for agent in self.agents:
-            agent.leave(0.0 if agent.ended else 1.0)
+            agent.leave(3.0)
         return end_all(self.token)
 
 
