@@ -8,6 +8,7 @@ import time
 from demo_parts.nodes import Node
 from demo_parts.scene import Scene
 from elastic_health.generations import Generation
+from elastic_health.verdicts import VerdictKind
 
 DRAW_EVERY_S = 0.2
 WIDTHS = (9, 18, 6, 11, 6)
@@ -59,23 +60,25 @@ class Board:
         newest = now.newest_committed
         loss = f"{scene.steps[-1].loss:.3f}" if scene.steps else "-"
         saved = newest.step if newest else "-"
+        v = now.verdict
+        doing = "trains" if v is None else "ends" if v.kind is VerdictKind.FINISH else "restarts"
         rows = [
             f"{time.monotonic() - self.began:6.1f} s   step {scene.step} of {self.total}   loss {loss}   checkpoint {saved}",
             _row("node", "is", "rank", "generation", "step", "last event"),
-            *(self._node(node, g, now.verdict is None, scene.step) for node in scene.nodes),
+            *(self._node(node, g, doing, scene.step) for node in scene.nodes),
         ]
         print("\n".join(f"\x1b[2m{row}\x1b[0m" for row in rows), flush=True)
         self._drawn = len(rows)
 
-    def _node(self, node: Node, g: Generation | None, running: bool, step: int) -> str:
+    def _node(self, node: Node, g: Generation | None, doing: str, step: int) -> str:
         member = next((m for m in g.members if m.node == node.name), None) if g is not None else None
         event = self._events.get(node.name, "")
         if not node.up:
-            event = "killed with its agent" if node.killed else event
-            return _row(node.name, "down" if node.process else "not started", "-", "-", "-", event)
+            event, state = "killed with its agent" if node.killed else event, "ended" if node.status == 0 else "down"
+            return _row(node.name, state if node.process else "not started", "-", "-", "-", event)
         if member is None or g is None:
             return _row(node.name, "waits as a spare" if g else "joins", "-", "-", "-", event)
-        return _row(node.name, "trains" if running else "restarts", str(member.first_rank), str(g.number), str(step), event)
+        return _row(node.name, doing, str(member.first_rank), str(g.number), str(step), event)
 
     def _erase(self) -> None:
         if self._drawn:
