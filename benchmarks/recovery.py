@@ -5,7 +5,9 @@
 Timed from the fault to the first step that the new group completes; counted only if that group goes on.  Ours runs with the
 unedited configs/health.yaml, evidence on, on an etcd that this program starts.  A line of JSON a trial (also in
 OUT/trials.jsonl), then a table and the bars.  Exit status: 0 every bar held, 1 one did not, 3 none failed but not all were
-measured.  The last line carries the figures.
+measured.  The last line carries the figures.  Ctrl-C ends the trial under way and reports on those before it.
+
+--from FILE reports on an earlier run's trials.jsonl and runs nothing.
 
 --ruler PATH runs another program as the measure instead, which takes --launcher, --endpoint, --fault, --agents, --nproc,
 --repeats, --coll-timeout, --workdir and --env, and prints one JSON object a trial with `recovered` and `recovered_s`.
@@ -24,6 +26,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -92,7 +95,7 @@ def trials(args: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     cold = out / "cold.yaml"
     cold.write_text("workers: {warm: off}\n")
-    with etcd(out / "etcd") as endpoint, open(out / "trials.jsonl", "w") as log:
+    with etcd(out / "etcd") as endpoint, open(out / "trials.jsonl", "w") as log, suppress(KeyboardInterrupt):
         known = {it.name: it for it in launchers(endpoint, str(cold)) if it.name in args.launchers}
         for fault, name, delay_s in plan(list(known), args.faults, args.repeats, args.stock_stalls):
             if args.ruler:
@@ -115,7 +118,8 @@ def report(found: Sequence[dict[str, Any]], args: argparse.Namespace, took_s: fl
         print(f"  {'not measured' if it.held is None else 'holds' if it.held else 'BROKEN':<12} {it.bar}: {it.said}")
     ours = "  ".join(f"{f} {median(t):.2f} s" for f in args.faults if (t := figures.times(found, f, figures.OURS)))
     held = sum(it.held is True for it in results)
-    print(f"\nbench: {held} of {len(results)} bars hold, {len(found)} trials in {took_s:.0f} s; ours: {ours or 'nothing'}")
+    took = f" in {took_s:.0f} s" if took_s else ""
+    print(f"\nbench: {held} of {len(results)} bars hold, {len(found)} trials{took}; ours: {ours or 'nothing'}")
     return results
 
 
@@ -131,12 +135,14 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     p.add_argument("--gloo-timeout-s", type=float, default=30.0)
     p.add_argument("--warm-steps", type=int, default=Setting.warm_steps, help="steps of every rank before the fault")
     p.add_argument("--ruler", type=Path, help="an external program that measures instead")
+    p.add_argument("--from", type=Path, dest="earlier", help="report on this trials.jsonl instead of running anything")
     p.add_argument("--out", type=Path, default=ROOT / "bench-out" / "recovery")
     args = p.parse_args(words)
     if args.repeats < 1 or (args.stock_stalls is not None and args.stock_stalls < 1):
         p.error("expected at least one repeat")
-    if args.ruler and not args.ruler.is_file():
-        p.error(f"expected a program as --ruler; found no file {args.ruler}")
+    for name, given in (("--ruler", args.ruler), ("--from", args.earlier)):
+        if given and not given.is_file():
+            p.error(f"expected a file as {name}; found none at {given}")
     args.stock_stalls = min(args.repeats, args.stock_stalls or (STALLS_QUICK if args.quick else args.repeats))
     return args
 
@@ -145,6 +151,9 @@ def main(words: Sequence[str] | None = None) -> int:
     args = arguments(words)
     # Turned into SystemExit, so that every `finally` runs and nothing that was started stays.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if args.earlier:
+        found = [json.loads(line) for line in args.earlier.read_text().splitlines()]
+        return figures.exit_status(report(found, args, 0.0))
     shutil.rmtree(args.out, ignore_errors=True)
     args.out.mkdir(parents=True)
     begun = time.monotonic()

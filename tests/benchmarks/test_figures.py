@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 
 from benchmarks import figures
 from benchmarks.figures import Bar, judge_bar, judge_share, outcomes, ratio
-from benchmarks.recovery import arguments, plan
+from benchmarks.recovery import arguments, main, plan
 from benchmarks.trial import FAULTS
 
 Trial = dict[str, Any]
@@ -158,6 +160,14 @@ def test_quick_and_mistakes_on_the_command_line() -> None:
     assert arguments(["--quick"]).stock_stalls == 1
     assert arguments([]).stock_stalls == arguments([]).repeats == 5
     assert arguments(["--repeats", "2", "--stock-stalls", "9"]).stock_stalls == 2
-    for wrong in (["--repeats", "0"], ["--stock-stalls", "0"], ["--ruler", "/nowhere"], ["--faults", "flood"]):
+    for wrong in (["--repeats", "0"], ["--stock-stalls", "0"], ["--ruler", "/nowhere"], ["--from", "/nowhere"], ["--faults", "flood"]):
         with pytest.raises(SystemExit):
             arguments(wrong)
+
+
+def test_an_earlier_run_is_reported_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = tmp_path / "trials.jsonl"
+    earlier.write_text("".join(json.dumps(t) + "\n" for t in good()))
+    assert main(["--from", str(earlier)]) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.startswith("bench: 5 of 5 bars hold, 48 trials; ours: kill_worker 4.20 s")
