@@ -85,7 +85,9 @@ def test_a_wrong_password_and_no_password(run: Run, one_etcd: EtcdCluster) -> No
         one_etcd.ctl(*command.split())
     yaml = "store: {user: root, password_env: ETCD_PASSWORD, timeout_s: 4}\n"
     wrong = run.start("a", config=yaml, env={"ETCD_PASSWORD": "wrong"})
-    assert "wrong" not in refused(wrong, ExitStatus.STORE_REFUSED, "user").split("found")[1].replace("wrong user", "").replace("wrong password", "")
+    assert "wrong" not in refused(wrong, ExitStatus.STORE_REFUSED, "user").split("found")[1].replace("wrong user", "").replace(
+        "wrong password", ""
+    )
     refused(run.start("b", config=FAST), ExitStatus.STORE_REFUSED)
     refused(run.start("c", config=yaml), ExitStatus.BAD_CONFIG, "ETCD_PASSWORD")
     run.finish(run.start("d", config=yaml, env={"ETCD_PASSWORD": "right"}))
@@ -173,5 +175,3 @@ def test_restarts_forbidden_end_as_stock_torchrun_ends(run: Run) -> None:
     agent = run.start("a", script=program("crash"), config="restarts: {total: 0}\n")
     assert agent.wait(60) == 1
     assert "crash.py FAILED" in agent.text() and len(run.events("boot")) == 1
-
-

@@ -12,7 +12,19 @@ import time
 RUN = os.environ["RUN_DIR"]
 LOG = os.open(os.path.join(RUN, "events.jsonl"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 NODE = os.environ.get("ELASTIC_HEALTH_NODE", "")
-KEPT = ("RANK", "LOCAL_RANK", "ROLE_", "GROUP_", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "CUDA_", "OMP_")
+KEPT = (
+    "RANK",
+    "LOCAL_RANK",
+    "ROLE_",
+    "GROUP_",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "TORCH_NCCL_",
+    "CUDA_",
+    "OMP_",
+)
 
 
 def log(ev: str, **more: object) -> None:

@@ -19,7 +19,14 @@ terminate called after throwing an instance of 'c10::DistBackendError'
 
 def log(ev: str) -> None:
     env = os.environ
-    event = {"ev": ev, "t": time.time(), "pid": os.getpid(), "node": env["ELASTIC_HEALTH_NODE"], "rank": RANK, "world": int(env["WORLD_SIZE"])}
+    event = {
+        "ev": ev,
+        "t": time.time(),
+        "pid": os.getpid(),
+        "node": env["ELASTIC_HEALTH_NODE"],
+        "rank": RANK,
+        "world": int(env["WORLD_SIZE"]),
+    }
     event |= {"generation": int(env["ELASTIC_HEALTH_GENERATION"]), "restarts": int(env["TORCHELASTIC_RESTART_COUNT"])}
     os.write(LOG, (json.dumps(event) + "\n").encode())
 
