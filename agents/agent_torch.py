@@ -116,7 +116,9 @@ class HealthyAgent(LocalElasticAgent):
             if result is None:
                 self._worker_group.workers = []
             return RunResult(WorkerState.SUCCEEDED, return_values=values)
-        failures = {w.global_rank: result.failures[w.local_rank] for w in workers if result is not None and w.local_rank in result.failures}
+        # In order of the ends: of equal seconds torch names the first one as the root cause.
+        ranks = {w.local_rank: w.global_rank for w in workers}
+        failures = {ranks[i]: failure for i, failure in result.failures.items() if i in ranks} if result is not None else {}
         self._worker_group.state = WorkerState.FAILED
         if status == ExitStatus.WORKERS_FAILED and failures:
             return RunResult(WorkerState.FAILED, failures=failures)

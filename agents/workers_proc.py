@@ -141,13 +141,14 @@ class WorkerGroupProcesses:
         """As torch's `PContext.wait(0)`, but kills nobody.
 
         None while all run or have ended well.  Otherwise failures in order of their ends (torchrun names the first as
-        root cause), or, when all ended with 0, the return values (None for programs).
+        root cause) without those whom teardown killed, or, when all ended with 0, the return values (None for programs).
         """
         with self._changed:
             failures = dict(self._ends.failures)
             if not failures and len(self._ends.facts) < len(self.roots):
                 return None
-            returned = {} if failures else {rank: self._returned.get(rank) for rank in self.roots}
+            well = not any(facts.code for facts in self._ends.facts.values())
+            returned = {rank: self._returned.get(rank) for rank in self.roots} if well else {}
             return RunProcsResult(returned, failures, self.context.stdouts, self.context.stderrs)
 
     def ending(self) -> None:
@@ -204,7 +205,8 @@ class WorkerGroupProcesses:
         )
         with self._changed:
             self._ends.facts[rank] = facts
-            if code != 0:
+            # As under stock torchrun, whom we killed has not failed; whoever ended by itself meanwhile may be the cause.
+            if code > 0 or (code < 0 and not self._ended_by_us):
                 self._ends.failures[rank] = failure(rank, facts.pid, code, error_file)
             self._changed.notify_all()
         if self._on_exit:
