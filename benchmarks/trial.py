@@ -45,8 +45,8 @@ class Setting:
     step_s: float = 0.05
     warm_steps: int = 100
     settle_steps: int = 5
-    start_within_s: float = 120.0
-    back_within_s: float = 180.0
+    start_within_s: float = 90.0
+    back_within_s: float = 120.0
 
 
 def calibrate() -> float:
