@@ -47,6 +47,13 @@ class HealthyAgent(LocalElasticAgent):
         self._failures: dict[int, Any] = {}
         _log_to_stderr()
 
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """As torch's; a signal ends the process with a status that a scheduler can tell from a failure."""
+        try:
+            return super().run(role)  # type: ignore[no-any-return]
+        except SignalException as e:
+            _exit(ExitStatus.STOPPED, f"stopped by {e.sigval.name} before training finished")
+
     # ---- torch's hooks
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         spec = self._worker_group.spec
