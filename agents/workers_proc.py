@@ -71,6 +71,7 @@ class _Ends:
 
     facts: dict[int, ExitFacts] = field(default_factory=dict)
     failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    killed: set[int] = field(default_factory=set)
 
 
 class WorkerGroupProcesses:
@@ -141,10 +142,11 @@ class WorkerGroupProcesses:
         """As torch's `PContext.wait(0)`, but kills nobody.
 
         None while all run or have ended well.  Otherwise failures in order of their ends (torchrun names the first as
-        root cause) without those whom teardown killed, or, when all ended with 0, the return values (None for programs).
+        root cause), but none where teardown killed all of them; or, when all ended with 0, the return values (None for
+        programs).
         """
         with self._changed:
-            failures = dict(self._ends.failures)
+            failures = {} if self._ends.failures.keys() <= self._ends.killed else dict(self._ends.failures)
             if not failures and len(self._ends.facts) < len(self.roots):
                 return None
             well = not any(facts.code for facts in self._ends.facts.values())
@@ -205,8 +207,9 @@ class WorkerGroupProcesses:
         )
         with self._changed:
             self._ends.facts[rank] = facts
-            # As under stock torchrun, whom we killed has not failed; whoever ended by itself meanwhile may be the cause.
-            if code > 0 or (code < 0 and not self._ended_by_us):
+            if code < 0 and self._ended_by_us:
+                self._ends.killed.add(rank)
+            if code != 0:
                 self._ends.failures[rank] = failure(rank, facts.pid, code, error_file)
             self._changed.notify_all()
         if self._on_exit:

@@ -154,6 +154,13 @@ def test_a_failure_looks_the_same(one_etcd: EtcdCluster, tmp_path: Path, words: 
         assert "LookupError: batch 17 of rank 0" in "".join(table(ours.text))
 
 
+@pytest.mark.slow
+def test_of_two_workers_the_one_that_failed_is_in_the_table(one_etcd: EtcdCluster, tmp_path: Path) -> None:
+    ours, stock = both(one_etcd, tmp_path, "exit1", "5", nproc="2")
+    assert ours.code == stock.code == 1
+    assert table(ours.text) == table(stock.text) and "exitcode  : 5" in "".join(table(ours.text))
+
+
 def table(text: str) -> list[str]:
     """The lines of the failure table that don't differ from run to run."""
     lines = text.splitlines()

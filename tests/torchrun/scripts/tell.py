@@ -1,6 +1,6 @@
 """Tells everything that a launcher may change about a worker, on both outputs and in the event log; ends as it is told.
 
-Arguments: `exit N`, `raise` (under torch's @record), `kill`, nothing.
+Arguments: `exit N`, `exit1 N` (rank 1 does, the others go on), `raise` (under torch's @record), `kill`, nothing.
 """
 
 import json
@@ -41,5 +41,7 @@ if wish[:1] == ["raise"]:
     main()
 if wish[:1] == ["kill"]:
     os.kill(os.getpid(), signal.SIGKILL)
-if wish[:1] == ["exit"]:
+if wish[:1] == ["exit1"] and rank != "1":
+    time.sleep(60)
+if wish[:1] == ["exit"] or (wish[:1] == ["exit1"] and rank == "1"):
     sys.exit(int(wish[1]))
