@@ -26,7 +26,7 @@ REPO = SCRIPTS.parents[2]
 Event = Mapping[str, Any]
 LOOP, GLOO = str(SCRIPTS / "loop.py"), str(SCRIPTS / "gloo.py")
 
-PLENTY = "restarts: {total: 100, per_hour: null, per_node: null, per_signature: null, without_commit: null, backoff_s: [0.0]}\n"
+PLENTY = "restarts: {total: 100, per_hour: null, per_node: null, per_signature: null, without_commit: null, early_exits: null, backoff_s: [0.0]}\n"
 """A YAML with caps that no test meets."""
 
 

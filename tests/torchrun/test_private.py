@@ -68,4 +68,3 @@ def test_two_agents_share_one_run_by_its_id_on_the_private_etcd(alone: Run) -> N
     assert {e["node"] for e in alone.wait_group(2)} == {"a", "b"}
     alone.finish(*agents)
     alone.wait(lambda: not servers(alone), "no server is left", 10)
-
