@@ -76,3 +76,42 @@ def test_an_abort_without_watchdog_lines_is_a_killed_worker(run: Run, one_etcd: 
     (verdict,) = verdicts(one_etcd)
     assert verdict["cause"] == "worker_killed", verdict
     run.finish(agent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_peers_that_fail_because_one_was_killed_are_not_blamed(run: Run, one_etcd: EtcdCluster, victim: int) -> None:
+    """gloo tells every peer of a killed rank that a connection was closed; they end with errors of their own."""
+    agents = [run.start(n, nnodes="3", script=GLOO) for n in ("a", "b", "c")]
+    first = run.wait_group(3, ev="step")
+    os.kill(first[victim]["pid"], signal.SIGKILL)
+    run.wait_group(3, after=first[0]["generation"], ev="step")
+    (verdict,) = verdicts(one_etcd)
+    assert (verdict["cause"], verdict["ranks"]) == ("worker_killed", [victim]), verdict
+    run.finish(*agents)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_peers_of_a_dead_node_are_not_blamed_either(run: Run, one_etcd: EtcdCluster, victim: int) -> None:
+    agents = {n: run.start(n, nnodes="2:3", script=GLOO) for n in ("a", "b", "c")}
+    first = run.wait_group(3, ev="step")
+    dead = first[victim]["node"]
+    agents[dead].kill_node()
+    two = run.wait_group(2, after=first[0]["generation"], ev="step", within_s=30)
+    (verdict,) = verdicts(one_etcd)
+    assert (verdict["cause"], verdict["nodes"], verdict["ranks"]) == ("lost_member", [dead], [victim]), verdict
+    run.finish(*(agents[e["node"]] for e in two))
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_well_while_others_still_need_it_costs_a_restart(run: Run, one_etcd: EtcdCluster) -> None:
+    """One rank's data set was shorter: it leaves with 0, and its peers find a closed connection."""
+    agents = [run.start(n, nnodes="2", script=GLOO) for n in ("a", "b")]
+    first = run.wait_group(2, ev="step")
+    run.wait(lambda: len(run.events("step")) > 40, "progress that counts as the end of the start")
+    run.order(f"die.{first[1]['pid']}", "0")
+    run.wait_group(2, after=first[0]["generation"], ev="step", within_s=60)
+    verdict = verdicts(one_etcd)[0]
+    assert (verdict["cause"], verdict["ranks"]) == ("worker_exit", []), verdict  # the peer's error is a consequence: nobody is blamed
+    run.finish(*agents)

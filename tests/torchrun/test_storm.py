@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -115,5 +116,5 @@ def test_a_storm(run: Run, one_etcd: EtcdCluster, seed: int) -> None:
     run.wait(lambda: whole(run, later), f"a whole group again after {done}", 60)
     run.finish(*storm.agents.values(), within_s=60)
     lives = spans(run)
-    for (g, _, ended), (h, began, _) in zip(lives, lives[1:], strict=False):
+    for (g, _, ended), (h, began, _) in itertools.pairwise(lives):
         assert ended <= began, f"generations {g} and {h} lived at once, by {ended - began:.3f} s, after {done}"
