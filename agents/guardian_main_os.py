@@ -70,7 +70,7 @@ class Guard:
         killed: set[tuple[int, int]] = set()
         end = time.monotonic() + KILL_FOR_S
         while time.monotonic() < end:
-            found = tree_os.members(self.tokens, self.roots)
+            found = tree_os.surely(self.tokens, self.roots)
             if not found:
                 break
             # Whoever is seen once stays known: its children lose their parent in this very moment.

@@ -109,7 +109,7 @@ class _Teardown:
 
     def _look(self) -> dict[int, tree_os.Proc]:
         """All living members; whoever was one once stays known, also when its parent is gone."""
-        found = tree_os.members(self._workers.tokens(), self._known)
+        found = tree_os.surely(self._workers.tokens(), self._known)
         self._known.update(dict.fromkeys(tree_os.Root(p.pid, p.started) for p in found.values()))
         return found
 
