@@ -1,7 +1,8 @@
 """What the recovery benchmark's trials amount to: medians, ratios of medians with an interval, and the bars.  Pure.
 
 Law: every choice favours stock.  "Best stock" is the stock launcher with the lowest median for that fault; stock's times are
-of the trials that recovered; a trial of ours that did not recover breaks the first bar.
+of the trials that recovered, and a stock group that did not even start is left out; a trial of ours that did not start or did
+not recover breaks the first bar.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def times(trials: Trials, fault: str, launcher: str) -> list[float]:
 
 
 def share(trials: Trials, launcher: str, fault: str | None = None) -> tuple[int, int]:
-    """Trials that recovered, and all."""
-    mine = [t for t in trials if t["launcher"] == launcher and fault in (None, t["fault"])]
+    """Trials that recovered, and all that count."""
+    mine = [t for t in trials if t["launcher"] == launcher and fault in (None, t["fault"]) and not (launcher in STOCK and t.get("error"))]
     return sum(bool(t["recovered"]) for t in mine), len(mine)
 
 
@@ -122,6 +123,15 @@ def judge_share(trials: Trials) -> Outcome:
 
 def outcomes(trials: Trials, bars: Sequence[Bar] = BARS) -> list[Outcome]:
     return [judge_share(trials), *(judge_bar(trials, bar) for bar in bars)]
+
+
+def remarks(trials: Trials) -> list[str]:
+    """What a reader must know of these trials: groups that did not start, and a product that changed meanwhile."""
+    said = [f"{t['launcher']}, {t['fault']}: {t['error']} (see {t.get('folder', '')})" for t in trials if t.get("error")]
+    codes = [t["code"] for t in trials if "code" in t]
+    if len(set(codes)) > 1:
+        said.append(f"the product's source changed during the run ({len(set(codes))} states): measure a copy that nobody edits")
+    return said
 
 
 def exit_status(found: Sequence[Outcome]) -> int:

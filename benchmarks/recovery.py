@@ -16,6 +16,7 @@ measured.  The last line carries the figures.  Ctrl-C ends the trial under way a
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -33,7 +34,7 @@ from typing import Any
 
 from benchmarks import figures
 from benchmarks.processes import TOKEN, end_all, etcd, new_token
-from benchmarks.trial import FAULTS, Launcher, Setting, calibrate, measure
+from benchmarks.trial import FAULTS, Launcher, Setting, calibrate, measure, with_product
 
 ROOT = Path(__file__).resolve().parent.parent
 STALLS = ("hang", "sigstop")
@@ -79,7 +80,7 @@ def by_ruler(ruler: Path, launcher: Launcher, fault: str, setting: Setting, out:
     token, spin = new_token(), round(calibrate(), 1)
     record: dict[str, Any] = {"recovered": False, "calibration_ms": spin, "load": round(os.getloadavg()[0], 2)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, TOKEN: token}, timeout=RULER_LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, env=with_product({**os.environ, TOKEN: token}), timeout=RULER_LIMIT_S, check=False)
         lines = done.stdout.strip().splitlines()
         record.update(json.loads(lines[-1]) if lines else {"error": done.stderr[-500:]})
     except subprocess.TimeoutExpired:
@@ -87,6 +88,15 @@ def by_ruler(ruler: Path, launcher: Launcher, fault: str, setting: Setting, out:
     finally:
         record["left_over"] = end_all(token)
     return {**record, "launcher": launcher.name, "fault": fault, "recovered": bool(record.get("recovered"))}
+
+
+def source_digest() -> str:
+    """Of the product as it stands now: each agent imports it anew, so an edit in the middle of a run would be measured too."""
+    digest = hashlib.sha256()
+    for room in ("elastic_health", "agents", "rendezvous"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            digest.update(path.as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def trials(args: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
@@ -98,10 +108,12 @@ def trials(args: argparse.Namespace, out: Path) -> list[dict[str, Any]]:
     with etcd(out / "etcd") as endpoint, open(out / "trials.jsonl", "w") as log, suppress(KeyboardInterrupt):
         known = {it.name: it for it in launchers(endpoint, str(cold)) if it.name in args.launchers}
         for fault, name, delay_s in plan(list(known), args.faults, args.repeats, args.stock_stalls):
+            code = source_digest()
             if args.ruler:
-                found.append(by_ruler(args.ruler.resolve(), known[name], fault, setting, out))
+                record = by_ruler(args.ruler.resolve(), known[name], fault, setting, out)
             else:
-                found.append(measure(known[name], fault, setting, out, delay_s))
+                record = measure(known[name], fault, setting, out, delay_s)
+            found.append({**record, "code": code})
             for place in (sys.stdout, log):
                 print(json.dumps(found[-1]), file=place, flush=True)
     return found
@@ -111,8 +123,11 @@ def report(found: Sequence[dict[str, Any]], args: argparse.Namespace, took_s: fl
     """Table, bars, and the last line."""
     print("\n" + "\n".join(figures.table(found, args.faults, args.launchers)))
     if args.stock_stalls < args.repeats and set(args.faults) & set(STALLS):
-        print(f"\nhang and sigstop: {args.stock_stalls} repeats of each stock launcher only; with one the interval shows ours alone")
+        alone = "; with one value the interval shows our noise alone" if args.stock_stalls == 1 else ""
+        print(f"\nhang and sigstop: {args.stock_stalls} repeats of each stock launcher only{alone}")
     results = figures.outcomes(found)
+    for remark in figures.remarks(found):
+        print(f"\nNOTE: {remark}")
     print("\nbars (best stock: the stock launcher with the lowest median for that fault):")
     for it in results:
         print(f"  {'not measured' if it.held is None else 'holds' if it.held else 'BROKEN':<12} {it.bar}: {it.said}")

@@ -21,6 +21,7 @@ from typing import Any
 from benchmarks.processes import TOKEN, Agent, end_all, free_port, listens, new_token
 
 SCRIPT = Path(__file__).with_name("train_steps.py")
+ROOT = SCRIPT.parents[1]
 FAULTS = ("kill_worker", "kill_node", "hang", "sigstop")
 Event = Mapping[str, Any]
 
@@ -47,6 +48,11 @@ class Setting:
     settle_steps: int = 5
     start_within_s: float = 90.0
     back_within_s: float = 120.0
+
+
+def with_product(env: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which this checkout's product is imported, wherever another one is installed."""
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))}
 
 
 def calibrate() -> float:
@@ -85,7 +91,7 @@ class Trial:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "ELASTIC_HEALTH_", "TORCH_", "BENCH_"))}
         mine = {TOKEN: self.token, "BENCH_DIR": str(self.folder), "BENCH_AGENT": str(number), "BENCH_STEP_S": str(self.setting.step_s)}
         common = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "BENCH_GLOO_TIMEOUT_S": str(self.setting.gloo_timeout_s)}
-        return {**clean, **common, **mine, **self.launcher.env}
+        return with_product({**clean, **common, **mine, **self.launcher.env})
 
     # ---- what is seen
     def look(self) -> None:

@@ -85,6 +85,19 @@ def test_one_trial_of_ours_that_stays_down_breaks_the_first_bar() -> None:
     assert (found.held, found.said) == (False, "12 of 13")
 
 
+def test_a_group_that_did_not_start_counts_against_ours_only_and_is_told() -> None:
+    failed = {"fault": "hang", "recovered": False, "error": "the group did not start"}
+    trials = [*good(), {**failed, "launcher": "tuned"}, {**failed, "launcher": "ours", "folder": "there"}]
+    assert figures.share(trials, "tuned", "hang") == (3, 3)
+    assert judge_share(trials).held is False
+    assert figures.remarks(trials)[1] == "ours, hang: the group did not start (see there)"
+
+
+def test_a_product_that_changed_meanwhile_is_told() -> None:
+    assert figures.remarks([{**t, "code": "a"} for t in good()]) == []
+    assert "changed during the run (2 states)" in figures.remarks([{**t, "code": "ab"[i % 2]} for i, t in enumerate(good())])[0]
+
+
 def test_what_was_not_measured_is_no_success() -> None:
     found = outcomes([t for t in good() if t["fault"] in ("hang", "sigstop")])
     assert [o.held for o in found] == [True, None, None, True, True]
