@@ -195,16 +195,21 @@ class Crew:
         )
         return collect(targets, folder, incident=incident, node=self._node, time_limit_s=limit_s, stacks=policy.stacks)
 
-    def end(self, policy: TeardownPolicy, *, finished: bool, kill_s: float, signal: int = 15) -> TeardownReport | None:
-        """End every process of this generation; blocks within its bounds."""
+    def end(
+        self, policy: TeardownPolicy, *, finished: bool, kill_s: float, signal: int = 15, holding: Callable[[], str] | None = None
+    ) -> TeardownReport | None:
+        """End every process of this generation; blocks within its bounds.  `holding` says what should finish first."""
         p = self.processes
         if p is None:
             return None
         plan = TeardownPlan(
-            signal=signal, grace_s=policy.grace_s, hold_s=0.0, orphan_grace_s=_FINISH_ORPHANS_S if finished else 0.0, kill_s=kill_s
+            signal=signal,
+            grace_s=policy.grace_s,
+            hold_s=policy.commit_wait_s,
+            orphan_grace_s=_FINISH_ORPHANS_S if finished else 0.0,
+            kill_s=kill_s,
         )
-        report = teardown(p, plan)
-        return report
+        return teardown(p, plan, holding)
 
     def clear(self) -> None:
         """After the end: close logs and pages, release the guardian.  From the main thread."""
@@ -230,11 +235,16 @@ class Crew:
         if started:
             self._guardian.guard(self.pool.tokens(), self.pool.roots())
 
-    def _late_environment(self) -> dict[str, str]:
-        """The early variables that a worker gets and the agent's own environment lacks."""
-        assert self.processes is not None
-        worker = self.processes.context.envs[0]
-        return {k: v for k, v in worker.items() if k.startswith(("OMP_", "TORCH_NCCL_", "MKL_"))}
+    def adopt(self, warmable: bool, modules: int) -> None:
+        """What another node's cold start showed about the same script; a spare has none of its own."""
+        if self.warmable is None and isinstance(self._group.spec.entrypoint, str):
+            self.warmable, self.modules = warmable, modules
+
+    @staticmethod
+    def _late_environment() -> dict[str, str]:
+        """The early variables that a worker gets and the agent's own environment may lack (see `_environment`)."""
+        env = {k: v for k, v in os.environ.items() if k.startswith(("OMP_", "MKL_", "TORCH_NCCL_"))}
+        return {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **env}
 
     def close(self) -> None:
         if self.pool is not None:

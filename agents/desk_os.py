@@ -45,6 +45,7 @@ class Desk:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="eh-disk")
         self._record: Generation | None = None
         self._first_rank = 0
+        self._at_work = ""
         self._node = ""
         self._view: Callable[[], State] | None = None
 
@@ -83,10 +84,13 @@ class Desk:
         if ask.generation not in (0, generation):
             reply(m.CommitReply(False, f"generation {ask.generation} has ended"))
             return
+        self._at_work = f"the marker of {ask.folder}"
         try:
             wrong = prepare_commit(ask.folder, ask.manifest)
         except (CheckpointError, OSError) as e:
             wrong = (str(e),)
+        finally:
+            self._at_work = ""
         if wrong:
             reply(m.CommitReply(False, "; ".join(wrong)))
             return
@@ -116,6 +120,10 @@ class Desk:
         target = rollback_target(records, record.number, record.plan.checkpoint, told.before_step)
         window = (Window(told.start, told.end, told.reason),) if told.end > told.start else ()
         self._incident(record, Cause.NUMERIC_HALT, told.reason, told.step, target=target, windows=window, signature=told.signature)
+
+    def busy(self) -> str:
+        """A commit's work on the disk that is under way, "" if none: a teardown waits for it, within its bound."""
+        return self._at_work
 
     # ---- from the loop's thread
     def answered(self, answer: ev.CommitAnswered) -> None:

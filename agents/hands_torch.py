@@ -146,7 +146,12 @@ class AgentHands:
             if self._collecting is not None:
                 self._collecting.join(limit)
             self._collect(verdict.incident or f"generation-{generation}", limit, facts)
-        report = self.crew.end(self._policies.teardown, finished=finished, kill_s=self._policies.membership.bounds.kill_grace_s)
+        report = self.crew.end(
+            self._policies.teardown,
+            finished=finished,
+            kill_s=self._policies.membership.bounds.kill_grace_s,
+            holding=self._desk.busy,
+        )
         stuck = "" if report is None or report.clean else "; ".join(str(p) for p in report.leftovers)
 
         def clear() -> None:
@@ -285,15 +290,46 @@ class AgentHands:
             self._publish(state)
 
     def _care(self, state: State, now: float) -> None:
+        if self._policies.warm is not Warm.AUTO:
+            return
+        if state.phase is Phase.READY and state.view.generation is not None and state.view.verdict is None:
+            self._learn_from_others(now)
+            if self.crew.warmable:
+                self.crew.warm_up()
         if self._running_since is None or state.phase is not Phase.RUNNING:
             return
         self.crew.learn()
-        quiet = now >= self._running_since + WARM_AFTER_S and state.pending_incident is None and self.lookout.progressed()
-        if quiet and self.crew.warmable and self._policies.warm is Warm.AUTO:
+        # The first time a group must have shown progress; later ones only leave the start alone for a moment.
+        quiet = now >= self._running_since + WARM_AFTER_S and state.pending_incident is None
+        if quiet and self.crew.warmable and (self.crew.pool is not None or self.lookout.progressed()):
             self.crew.warm_up()
 
+    def _learn_from_others(self, now: float) -> None:
+        """A spare reads, now and then, what the running group's rank-0 agent has seen of the script."""
+        if self.crew.warmable is not None or now < self._learned_at + PUBLISH_EVERY_S:
+            return
+        self._learned_at = now
+
+        def read() -> None:
+            try:
+                kv = self._session.get(self.loop.state.settings.keys.progress)
+                body = json.loads(kv.value) if kv is not None else {}
+                warm, modules = body.get("warm"), body.get("modules", 0)
+            except (StoreError, ValueError, AttributeError):
+                return  # again in a moment; until then a takeover starts cold
+            if isinstance(warm, bool) and isinstance(modules, int):
+                self._calls.put(lambda: self.crew.adopt(warm, modules))
+
+        threading.Thread(target=read, name="eh-learn", daemon=True).start()
+
     def _publish(self, state: State) -> None:
-        body = {"step": self.lookout.newest_step(), "generation": state.generation, "world": state.record.world_size if state.record else 0}
+        body = {
+            "step": self.lookout.newest_step(),
+            "generation": state.generation,
+            "world": state.record.world_size if state.record else 0,
+            "warm": self.crew.warmable,
+            "modules": self.crew.modules,
+        }
         value = json.dumps({"v": 1, "at": _utc(), "by": state.settings.me.node, **body}).encode()
         self.loop.post(ev.PublishAsked(state.settings.keys.progress, value))
 

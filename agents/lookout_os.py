@@ -21,7 +21,9 @@ from elastic_health.messages import Progress
 from elastic_health.policies import StallPolicy
 
 log = logging.getLogger("elastic_health")
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.25
+"""Up to `SMALL_GROUP` members; larger ones look half as often, since the rank-0 agent reads every member's progress."""
+SMALL_GROUP = 64
 
 
 class Lookout:
@@ -83,7 +85,7 @@ class Lookout:
         """Sample if it is time; rank 0 judges."""
         if self._record is None or self._observer is None or now < self._next:
             return
-        self._next = now + LOOK_EVERY_S
+        self._next = now + (LOOK_EVERY_S if len(self._record.members) <= SMALL_GROUP else 2 * LOOK_EVERY_S)
         mine = self._observer.observe(now)
         self._heard.update({f.rank: (f, now) for f in mine})
         if self._rank != 0:

@@ -27,8 +27,16 @@ def lost_members(d: Draft, record: Generation) -> None:
     if lost and d.s.fresh(d.now):
         nodes = tuple(m.node for m in lost)
         ranks = tuple(r for m in lost for r in range(m.first_rank, m.first_rank + m.workers))
-        what = incident(d, Cause.LOST_MEMBER, f"lost {', '.join(nodes)}", nodes=nodes, ranks=ranks, generation=record.number)
+        how = ", ".join(f"{m.node} ({_how(d, m)})" for m in lost)
+        what = incident(d, Cause.LOST_MEMBER, f"lost {how}", nodes=nodes, ranks=ranks, generation=record.number)
         judge(d, what, tuple(m.who for m in lost if d.s.peers.get(m.who, Peer()).dead))
+
+
+def _how(d: Draft, m: Member) -> str:
+    """The evidence, for people."""
+    if d.s.peers.get(m.who, Peer()).dead:
+        return "its agent's address refuses connections"
+    return "its lease has ended and it did not come back"
 
 
 def _lost(d: Draft, m: Member) -> bool:

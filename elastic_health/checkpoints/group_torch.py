@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -90,3 +91,11 @@ class Group:
         if isinstance(result[0], _Failed):
             raise CheckpointError(result[0].expected, result[0].found, result[0].do)
         return cast("T", result[0])
+
+
+@contextlib.contextmanager
+def alone_is_meant() -> Iterator[None]:
+    """Without process groups torch's saver warns at each call that it takes the process to be alone: here it is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from elastic_health.checkpoints.agent_os import LOST, read_manifest, wrong_files
 from elastic_health.checkpoints.files_os import read_bounded, write_durably
-from elastic_health.checkpoints.group_torch import Group
+from elastic_health.checkpoints.group_torch import Group, alone_is_meant
 from elastic_health.checkpoints.layout import DCP_METADATA, LOADING, MARKER, Manifest, decode_marker, shares
 from elastic_health.errors import CheckpointError
 
@@ -117,7 +117,8 @@ def load_state(group: Group, folder: Path, state: State, world: int) -> None:
     form = getattr(state, "to_load", None)
     target = form(world) if form is not None else state.state_dict()
     try:
-        load(target, storage_reader=FileSystemReader(folder), process_group=group.pg, no_dist=group.pg is None)
+        with alone_is_meant():
+            load(target, storage_reader=FileSystemReader(folder), process_group=group.pg, no_dist=group.pg is None)
         group.together(lambda: _take(folder, state, target))
     except CheckpointException as e:
         rank, (cause, _) = min(e.failures.items())

@@ -31,7 +31,7 @@ from elastic_health.checkpoints.files_os import (
     wait_for_content,
     write_durably,
 )
-from elastic_health.checkpoints.group_torch import Group
+from elastic_health.checkpoints.group_torch import Group, alone_is_meant
 from elastic_health.checkpoints.home import Home
 from elastic_health.checkpoints.layout import (
     DCP_METADATA,
@@ -211,7 +211,8 @@ def _few(ranks: list[int]) -> str:
 def _save_shards(group: Group, folder: Path, state: dict[str, Any]) -> None:
     """torch's own sharded save.  It carries one rank's failure to all, as a BaseException: make it one of ours."""
     try:
-        save(state, storage_writer=FileSystemWriter(folder), process_group=group.pg, no_dist=group.pg is None)
+        with alone_is_meant():
+            save(state, storage_writer=FileSystemWriter(folder), process_group=group.pg, no_dist=group.pg is None)
     except CheckpointException as e:
         raise _explain_dcp(e, folder) from e
 

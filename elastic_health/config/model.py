@@ -121,7 +121,9 @@ class WorkersSection(Section):
 
 
 class CheckpointsSection(Section):
-    keep: Annotated[int, Field(ge=1, le=10_000)] = Field(default=CheckpointPolicy().keep, description="newest committed checkpoints kept")
+    keep: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=CheckpointPolicy().keep, description="newest committed checkpoints kept, where the script says nothing"
+    )
     start_over: bool = Field(default=CheckpointPolicy().start_over, description="no usable checkpoint: begin at position 0, or stop")
     rollback_reach_steps: Count = Field(default=CheckpointPolicy().rollback_reach_steps, description="a rollback goes at least so far back")
 

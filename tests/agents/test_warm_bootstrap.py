@@ -244,15 +244,19 @@ def test_only_a_script_is_learned_about_and_its_processes_start_as_it_did(monkey
         crew._group = SimpleNamespace(spec=SimpleNamespace(entrypoint=entrypoint, local_world_size=2, numa_options="numa"))  # type: ignore[assignment]
         crew.learn()
         assert crew.warmable is warmable
-    crew.processes = SimpleNamespace(context=SimpleNamespace(envs={0: {"OMP_NUM_THREADS": "1", "RANK": "0"}}))  # type: ignore[assignment]
+    for name in [n for n in os.environ if n.startswith(("OMP_", "MKL_", "TORCH_NCCL_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(WarmPool, "spawn", lambda pool: 0)
     crew.warm_up()
     pool = crew.pool
     assert isinstance(pool, WarmPool)
+    crew.adopt(False, 7)
+    assert (crew.warmable, crew.modules) == (True, 3), "what was seen here goes before what others saw"
     assert (pool.nproc, pool.python, pool._env, pool._preload, pool._numa) == (
         2,
         sys.executable,
-        {"OMP_NUM_THREADS": "1"},
+        {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"},
         ("torch", "torch.distributed"),
         "numa",
     )
