@@ -23,7 +23,8 @@ def test_folders_are_private_and_go_with_their_owner() -> None:
 
 def test_what_a_killed_owner_left_is_swept_and_what_is_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_os, "NEW_S", -1.0)
-    code = f"import os; from elastic_health.agents.room_os import _own; print(_own({str(tmp_path)!r})[0], flush=True); os.kill(os.getpid(), 9)"
+    own = f"from elastic_health.agents.room_os import _own; print(_own({str(tmp_path)!r})[0], flush=True)"
+    code = f"import os; {own}; os.kill(os.getpid(), 9)"
     left = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=60, check=False).stdout.strip()
     kept, lock = room_os._own(str(tmp_path))
     (tmp_path / "eh-room-somebody-elses").mkdir()  # without a lock file: not ours to judge
