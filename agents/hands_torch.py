@@ -209,7 +209,9 @@ class AgentHands:
         log.warning("rank %d ended: %s", exit.rank, found.reason)
         generation = self.loop.state.generation
         step = self.lookout.newest_step()
-        self._judged(from_exit(found, id=self.make_id(), generation=generation, wall=time.time(), step=step, ran_s=ran_s))
+        ended = {e.rank for e in processes.exits() if e.code == 0} | self.lookout.ended_elsewhere()
+        wall = time.time()
+        self._judged(from_exit(found, id=self.make_id(), generation=generation, wall=wall, step=step, ran_s=ran_s, ended=ended))
 
     def _judged(self, incident: Incident) -> None:
         if len(self._told) >= 64:

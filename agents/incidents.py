@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from elastic_health.findings import Finding, FindingKind
 from elastic_health.generations import Generation
@@ -15,8 +16,20 @@ _CAUSES: Mapping[FindingKind, Cause] = {
 }
 
 
-def from_exit(found: Finding, *, id: str, generation: int, wall: float, step: int, ran_s: float) -> Incident:
-    """The incident of one ended worker (`liveness.exits.classify`)."""
+def from_exit(
+    found: Finding, *, id: str, generation: int, wall: float, step: int, ran_s: float, ended: Iterable[int] = ()
+) -> Incident:
+    """The incident of one ended worker (`liveness.exits.classify`).
+
+    Args:
+        ended: ranks that had ended with status 0 before.  A worker that fails since a peer is gone blames nobody by itself;
+            these are who left it alone.  No node is blamed for it: the program let them end.
+    """
+    early = tuple(sorted(set(ended)))
+    if found.secondary and early:
+        them = "it" if len(early) == 1 else "them"
+        who = f"rank {early[0]}" if len(early) == 1 else f"ranks {', '.join(map(str, early[:8]))}{' …' if len(early) > 8 else ''}"
+        found = replace(found, ranks=early, reason=f"{who} had ended with status 0 while others still needed {them}; then {found.reason}")
     return Incident(
         id=id,
         generation=generation,

@@ -16,7 +16,7 @@ from elastic_health.generations import Generation
 from elastic_health.incidents import Incident
 from elastic_health.liveness.facts import ProcState, RankFacts
 from elastic_health.liveness.judge import judge
-from elastic_health.liveness.memory import JudgeMemory
+from elastic_health.liveness.memory import JudgeMemory, is_gone
 from elastic_health.messages import Progress
 from elastic_health.policies import StallPolicy
 
@@ -80,6 +80,11 @@ class Lookout:
 
     def facts(self, ranks: Iterable[int] | None = None) -> Mapping[int, RankFacts]:
         return {r: f for r, (f, _) in self._heard.items() if ranks is None or r in ranks}
+
+    def ended_elsewhere(self) -> frozenset[int]:
+        """Ranks of other nodes whose process is gone; what failed there has its own agent to tell of it, at once."""
+        mine = self._observer.ranks if self._observer is not None else frozenset()
+        return frozenset(r for r, (f, _) in self._heard.items() if r not in mine and is_gone(f))
 
     def look(self, now: float) -> None:
         """Sample if it is time; rank 0 judges."""

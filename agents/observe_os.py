@@ -49,6 +49,10 @@ class Observer:
         self._next_scan = 0.0
         self._discounts, self._discount_once = 0, False
 
+    @property
+    def ranks(self) -> frozenset[int]:
+        return frozenset(w.rank for w in self._workers)
+
     def observe(self, now: float | None = None) -> tuple[RankFacts, ...]:
         """One look at every worker.
 

@@ -113,5 +113,6 @@ def test_a_rank_that_ends_well_while_others_still_need_it_costs_a_restart(run: R
     run.order(f"die.{first[1]['pid']}", "0")
     run.wait_group(2, after=first[0]["generation"], ev="step", within_s=60)
     verdict = verdicts(one_etcd)[0]
-    assert (verdict["cause"], verdict["ranks"]) == ("worker_exit", []), verdict  # the peer's error is a consequence: nobody is blamed
+    assert (verdict["cause"], verdict["ranks"]) == ("worker_exit", [1]), verdict  # not rank 0, whose error is a consequence
+    assert "rank 1 had ended with status 0" in str(verdict["reason"])
     run.finish(*agents)
