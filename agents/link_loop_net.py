@@ -220,14 +220,16 @@ class LinkThread:
             self._end(wire, verdict_of(wire.failed), now)
             return
         try:
-            wire.sock, error = sockets.start_connect(*wire.left.pop(0), self.timing)
+            sock, error = sockets.start_connect(*wire.left.pop(0), self.timing)
         except OSError as e:
-            error = e.errno or errno.EIO
+            self._next_address(wire, Closing(sockets.reason_of(e.errno or errno.EIO), os.strerror(e.errno or errno.EIO)), now)
+            return
+        wire.sock = sock
         if error in (0, errno.EINPROGRESS):
             wire.connecting = True
             self._watch(wire)
         else:
-            self._next_address(wire, Closing(sockets.reason_of(error), os.strerror(error)), now)
+            self._next_address(wire, Closing(sockets.why_not_connected(sock, error), os.strerror(error)), now)
 
     def _next_address(self, wire: Wire, why: Closing, now: float) -> None:
         self._close_socket(wire)

@@ -5,6 +5,7 @@ Law: every socket is non-blocking, is not inherited by exec, and gives up on a d
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import resource
 import socket
@@ -14,6 +15,10 @@ from elastic_health.agents.link_types import DownReason, LinkTiming
 from elastic_health.errors import LinkError
 
 BACKLOG = 4096
+_IP_RECVERR, _IPV6_RECVERR, _IPPROTO_IPV6 = 11, 25, 41
+"""linux/in.h, linux/in6.h: Python's socket module has no names for the first two."""
+_ICMP_ORIGINS = (2, 3)
+"""SO_EE_ORIGIN_ICMP, SO_EE_ORIGIN_ICMP6 (linux/errqueue.h)."""
 _UNREACHABLE = frozenset(
     {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EACCES, errno.EPERM}
 )
@@ -63,6 +68,7 @@ def start_connect(family: int, address: SockAddr, timing: LinkTiming) -> tuple[s
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     tune(sock, timing)
+    _keep_icmp(sock, True)
     return sock, sock.connect_ex(address)
 
 
@@ -83,6 +89,34 @@ def connected_to_itself(sock: socket.socket) -> bool:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:
         return False
+
+
+def why_not_connected(sock: socket.socket, error: int) -> DownReason:
+    """What a failed connect says.  Only the host itself refuses (by a reset): a firewall or router that rejects by ICMP
+    makes the same error number, and proves nothing about who listens behind it."""
+    reason = reason_of(error)
+    return DownReason.UNREACHABLE if reason is DownReason.REFUSED and _told_by_icmp(sock) else reason
+
+
+def connected(sock: socket.socket) -> None:
+    """After the connect: ICMP errors are again what TCP takes them for, hints that don't end a connection."""
+    _keep_icmp(sock, False)
+
+
+def _keep_icmp(sock: socket.socket, on: bool) -> None:
+    level, option = (_IPPROTO_IPV6, _IPV6_RECVERR) if sock.family == socket.AF_INET6 else (socket.IPPROTO_IP, _IP_RECVERR)
+    with contextlib.suppress(OSError):  # without it every refusal counts as the host's own
+        sock.setsockopt(level, option, int(on))
+
+
+def _told_by_icmp(sock: socket.socket) -> bool:
+    """Is the origin of the socket's error an ICMP message (ip(7), IP_RECVERR)?  A reset leaves nothing in the queue."""
+    try:
+        _, ancillary, _, _ = sock.recvmsg(512, 512, socket.MSG_ERRQUEUE)
+    except OSError:
+        return False
+    # struct sock_extended_err: errno (4 bytes), origin, type, code, pad, info, data.
+    return any(len(data) > 4 and data[4] in _ICMP_ORIGINS for _, _, data in ancillary)
 
 
 def reason_of(error: int) -> DownReason:

@@ -11,9 +11,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from elastic_health.agents import link_sockets_net as sockets
 from elastic_health.agents.addresses_net import SockAddr
 from elastic_health.agents.link_pulse import Pulse
-from elastic_health.agents.link_sockets_net import connected_to_itself, reason_of
 from elastic_health.agents.link_types import Direction, DownReason, LinkEvent, LinkHello, LinkLimits, Peer
 from elastic_health.agents.links import NONCE_BYTES, Broken, Link, LinkOutcome, Side
 
@@ -72,9 +72,10 @@ class Wire:
         assert self.sock is not None
         error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
-            return Closing(reason_of(error), os.strerror(error))
-        if connected_to_itself(self.sock):
+            return Closing(sockets.why_not_connected(self.sock, error), os.strerror(error))
+        if sockets.connected_to_itself(self.sock):
             return Closing(DownReason.REFUSED, "nobody listens: the dial met itself")
+        sockets.connected(self.sock)
         self.connecting = False
         self.out += self.link.start()
         return None
@@ -87,7 +88,7 @@ class Wire:
         except (BlockingIOError, InterruptedError):
             return [], None
         except OSError as e:
-            return [], Closing(reason_of(e.errno or 0), e.strerror or str(e))
+            return [], Closing(sockets.reason_of(e.errno or 0), e.strerror or str(e))
         if not data:
             return [], Closing(DownReason.EOF, "closed by the other side")
         outcomes, reply = self.link.receive(data)
@@ -118,7 +119,7 @@ class Wire:
         except (BlockingIOError, InterruptedError):
             return None
         except OSError as e:
-            return Closing(reason_of(e.errno or 0), e.strerror or str(e))
+            return Closing(sockets.reason_of(e.errno or 0), e.strerror or str(e))
         return None
 
 

@@ -111,6 +111,9 @@ def test_an_unresolvable_name_proves_nothing() -> None:
 
 
 # ---- a second network namespace, whose route can be cut
+NETWORK = "10.213.77.0/30"
+
+
 @pytest.fixture
 def other_network() -> Iterator[str]:
     """Name of a namespace that reaches this one over 10.213.77.0/30: we are .1, it is .2; skips without the right."""
@@ -118,6 +121,8 @@ def other_network() -> Iterator[str]:
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("making a network namespace needs root and iproute2")
     steps = [
+        # Without the pair's own route nothing may leave this machine by its default one.
+        f"ip route add unreachable {NETWORK} metric 4000000001",
         f"ip netns add {name}",
         f"ip link add {name}a type veth peer name {name}b netns {name}",
         f"ip addr add 10.213.77.1/30 dev {name}a",
@@ -135,6 +140,7 @@ def other_network() -> Iterator[str]:
     finally:
         subprocess.run(["ip", "link", "del", f"{name}a"], capture_output=True, timeout=10, check=False)
         subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=10, check=False)
+        subprocess.run(f"ip route del unreachable {NETWORK} metric 4000000001".split(), capture_output=True, timeout=10, check=False)
 
 
 def test_a_cut_route_is_a_timeout_and_the_link_goes_down(other_network: str) -> None:
@@ -153,3 +159,26 @@ def test_a_cut_route_is_a_timeout_and_the_link_goes_down(other_network: str) -> 
         assert not result.proves_dead("b", "1")
         subprocess.run(["ip", "link", "set", f"{other_network}a", "down"], check=True, timeout=10)
         assert not ask(b.address, 0.7).proves_dead("b", "1")
+        assert ask(b.address, 0.7).outcome is ProbeOutcome.UNREACHABLE
+
+
+@pytest.mark.spec("R10")
+@pytest.mark.parametrize("where", ["there", "here"])
+def test_a_firewall_that_rejects_proves_nothing(other_network: str, where: str) -> None:
+    """Its ICMP message comes out of connect() as the same "connection refused" that a dead process leaves behind."""
+    if shutil.which("iptables") is None:
+        pytest.skip("rejecting packets needs iptables")
+    inside = ("ip", "netns", "exec", other_network)
+    with process("b", host="10.213.77.2", inside=inside) as b:
+        rule = f"-p tcp -d 10.213.77.2 --dport {b.address.rpartition(':')[2]} -j REJECT".split()
+        chain = (*inside, "iptables", "{}", "INPUT", *rule) if where == "there" else ("iptables", "{}", "OUTPUT", *rule)
+        done = subprocess.run([w.format("-I") for w in chain], capture_output=True, text=True, timeout=10, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"no packet filter here: {done.stderr.strip()}")
+        try:
+            result = ask(b.address)
+        finally:
+            subprocess.run([w.format("-D") for w in chain], timeout=10, check=True)
+        assert result.outcome is ProbeOutcome.UNREACHABLE and not result.proves_dead("b", "1")
+        assert ask(b.address).outcome is ProbeOutcome.ACCEPTED
+    assert ask(b.address).proves_dead("b", "1"), "the host's own reset still does"
