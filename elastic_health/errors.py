@@ -38,6 +38,14 @@ class CheckpointError(HealthError):
     """A checkpoint could not be written, verified or restored."""
 
 
+class CheckpointFolderError(CheckpointError):
+    """The folder for checkpoints can't serve: not writable, or not shared by the nodes.
+
+    An agent takes a worker that ends with it for a mistake in the set-up: a restart would meet it again, so a run that has
+    never committed a checkpoint stops with exit status 64.
+    """
+
+
 class CheckpointUnusable(CheckpointError):
     """The plan's checkpoint is torn or corrupt, and the agent has been told: it restarts the group one further back.
 

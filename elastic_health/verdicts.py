@@ -32,6 +32,7 @@ class Cause(Enum):
     MISMATCHED_COLLECTIVES = "mismatched_collectives"
     NUMERIC_HALT = "numeric_halt"
     CHECKPOINT_UNUSABLE = "checkpoint_unusable"
+    BAD_SETUP = "bad_setup"
     SCALE_UP = "scale_up"
     DRAIN = "drain"
     FINISHED = "finished"

@@ -118,8 +118,19 @@ def verdict(keys: RunKeys, v: Verdict, record: Record, stamp: Stamp, view: View,
     return Txn(tuple(compares), (*puts, *(Delete(keys.candidate(*who)) for who in dead)), (Get(key),))
 
 
+def resume(keys: RunKeys, view: View, again: Verdict, record: Record, stamp: Stamp) -> Txn:
+    """The final verdict of a run that may go on becomes `again`, a requested restart; it is never deleted, or the fence of its
+    generation would open.  Compares `current` and that verdict as they were read, so that it lands once."""
+    key = keys.verdict(again.generation)
+    compares = (
+        Compare(keys.current, Target.MOD, view.current_mod),
+        Compare(key, Target.MOD, view.verdict_mods.get(again.generation, -1)),
+    )
+    return Txn(compares, (Put(key, stamp.value(again)), Put(keys.record(record.id), stamp.value(record))))
+
+
 def form(keys: RunKeys, view: View, me: Who, g: Generation, budget: Budget, abandon: Iterable[str], why: str, stamp: Stamp) -> Txn:
-    """One transaction: previous `current` unchanged, its verdict present, the former's own candidate alive, the plan's
+    """One transaction: previous `current` unchanged, its verdict as it was read, the former's own candidate alive, the plan's
     record as it was read, the budget as it was read; puts generation, `current`, budget, abandoned marks."""
     mine = view.candidates[me]
     compares = [
@@ -129,7 +140,7 @@ def form(keys: RunKeys, view: View, me: Who, g: Generation, budget: Budget, aban
         Compare(keys.generation(g.number), Target.CREATE, 0),
     ]
     if g.previous:
-        compares.append(Compare(keys.verdict(g.previous), Target.VERSION, 1))
+        compares.append(Compare(keys.verdict(g.previous), Target.MOD, view.verdict_mods.get(g.previous, -1)))
     if g.plan.checkpoint is not None:
         compares.append(Compare(keys.checkpoint(g.plan.checkpoint), Target.MOD, view.checkpoint_mods[g.plan.checkpoint]))
     puts = [

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from elastic_health.exits import ExitStatus
 from elastic_health.generations import CandidateState, GenerationKind
+from elastic_health.incidents import Record
+from elastic_health.recovery.reopen import resumed
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.gather import formation
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.loss import lost_members, probe_missing, stop_telling
-from elastic_health.rendezvous.refusal import Refusal, calls_a_person, ended, refuse
+from elastic_health.rendezvous.refusal import Refusal, calls_a_person, ended, refuse, resumable
 from elastic_health.rendezvous.state import Phase, Purpose
 from elastic_health.verdicts import Cause
 
@@ -40,7 +42,9 @@ def joining(d: Draft) -> None:
     refusal = over or refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
     if refusal is not None:
         return leave_ended(d, over) if over is not None else d.leave(refusal.status, refusal.text)
-    if not s.lease:
+    if resumable(s.view):
+        _resume(d)
+    elif not s.lease:
         _grant(d)
     elif d.can_send(Purpose.JOIN) and s.fresh(d.now):
         candidate = d.candidate(CandidateState.CHECKING)
@@ -49,6 +53,20 @@ def joining(d: Draft) -> None:
         d.rejoin()
     status = ExitStatus.REPLACED if s.was_member else ExitStatus.STORE_UNREACHABLE
     return _join_timeout(d, status, "the store took no candidate from this node")
+
+
+def _resume(d: Draft) -> None:
+    """A run that was stopped goes on: its end becomes a requested restart, once no member of it is left to read that end."""
+    record, v = d.s.view.generation, d.s.view.verdict
+    left = [m.node for m in record.members if m.who in d.s.view.candidates] if record is not None else []
+    if left:
+        d.say("resume_waits", f"this run was stopped; waiting for {', '.join(left[:5])} to leave before it goes on")
+    elif v is not None and d.can_send(Purpose.RESUME):
+        again = resumed(v, d.s.settings.me.node)
+        what = incident(d, Cause.REQUESTED, again.reason, generation=v.generation)
+        note = Record(what.id, "resume", again.reason, v.cause.value, v.signature, v.generation, v.step, who=".".join(d.s.who), at=d.wall)
+        d.say("resume", again.reason, warn=True)
+        d.send(Purpose.RESUME, fence.resume(d.s.settings.keys, d.s.view, again, note, d.stamp()))
 
 
 def _join_timeout(d: Draft, status: ExitStatus, text: str, since: float | None = None) -> None:

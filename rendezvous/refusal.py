@@ -35,6 +35,15 @@ def calls_a_person(v: Verdict | None) -> bool:
     return v is not None and v.kind is VerdictKind.ABORT and v.exit_status != ExitStatus.STOPPED
 
 
+def resumable(view: View) -> bool:
+    """Did the run end in a way after which the same command simply goes on with it, its budget as it was?
+
+    A finished run is over, and a capped one is a person's to reopen.
+    """
+    v = view.verdict
+    return v is not None and v.kind is VerdictKind.ABORT and v.exit_status not in (ExitStatus.OK, ExitStatus.CAPPED)
+
+
 def refuse(view: View, node: str, spec: RunSpec, wall: float) -> Refusal | None:
     """For one who wants to join: expected, found, what to do."""
     barred = view.barred(node, wall)
@@ -45,7 +54,7 @@ def refuse(view: View, node: str, spec: RunSpec, wall: float) -> Refusal | None:
             f"release it with `elastic-health quarantine release {node}` or by deleting its key",
         )
     over = ended(view)
-    if over is not None:
+    if over is not None and not resumable(view):
         how = "finished" if over.status is ExitStatus.OK else "ended"
         return Refusal(
             ExitStatus.RUN_REFUSED,

@@ -86,6 +86,7 @@ class Workers(Enum):
 class Purpose(Enum):
     """Why a transaction was sent; at most one of a kind is under way."""
 
+    RESUME = "resume"
     JOIN = "join"
     CHECKING = "checking"
     READY = "ready"
@@ -102,6 +103,7 @@ class Purpose(Enum):
 
 RESENT = frozenset(
     {
+        Purpose.RESUME,
         Purpose.JOIN,
         Purpose.CHECKING,
         Purpose.READY,

@@ -62,6 +62,7 @@ class View:
     current_mod: int = 0
     generations: Mapping[int, Generation] = field(default_factory=dict)
     verdicts: Mapping[int, Verdict] = field(default_factory=dict)
+    verdict_mods: Mapping[int, int] = field(default_factory=dict)
     stores: Mapping[int, StoreAddress] = field(default_factory=dict)
     checkpoints: Mapping[str, CheckpointRecord] = field(default_factory=dict)
     checkpoint_mods: Mapping[str, int] = field(default_factory=dict)
@@ -99,6 +100,10 @@ def apply(view: View, batch: WatchBatch, keys: RunKeys, *, fleet: bool = False) 
     for event in batch.events:
         draft.remove(event.kv.key) if event.deleted else draft.put(event.kv)
     return draft.done(max(view.revision, batch.revision))
+
+
+_MODS: Mapping[str, str] = {"checkpoints": "checkpoint_mods", "verdicts": "verdict_mods"}
+"""Rooms whose mod revisions are kept, for transactions that compare a value with what was read."""
 
 
 class _Draft:
@@ -140,8 +145,8 @@ class _Draft:
                 if kv.key.startswith(prefix):
                     at, value = read(kv)
                     self._map(name)[at] = value
-                    if name == "checkpoints":
-                        self._map("checkpoint_mods")[at] = kv.mod_revision
+                    if name in _MODS:
+                        self._map(_MODS[name])[at] = kv.mod_revision
 
     def remove(self, key: str) -> None:
         if key == self._keys.current:
@@ -151,15 +156,15 @@ class _Draft:
         for prefix, name, _ in self._rooms:
             if key.startswith(prefix):
                 self._map(name).pop(_at(name, key), None)
-                if name == "checkpoints":
-                    self._map("checkpoint_mods").pop(_at(name, key), None)
+                if name in _MODS:
+                    self._map(_MODS[name]).pop(_at(name, key), None)
 
     def replace(self, kvs: Iterable[KeyValue], fleet: bool) -> None:
         for _, name, _ in self._rooms:
             if (name == "quarantined") == fleet:
                 self._changed[name] = {}
         if not fleet:
-            self._changed.update(current=0, current_mod=0, budget=Budget(), budget_mod=0, checkpoint_mods={})
+            self._changed.update(current=0, current_mod=0, budget=Budget(), budget_mod=0, checkpoint_mods={}, verdict_mods={})
         for kv in kvs:
             self.put(kv)
 

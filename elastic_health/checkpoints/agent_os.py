@@ -35,7 +35,7 @@ from elastic_health.checkpoints.layout import (
     parse_folder,
     run_of_nonce,
 )
-from elastic_health.errors import CheckpointError
+from elastic_health.errors import CheckpointError, CheckpointFolderError
 from elastic_health.generations import checkpoint_name
 
 SHOWN = 20
@@ -56,17 +56,20 @@ def probe_folder(path: str | os.PathLike[str]) -> Probe:
     """Make the folder if need be, and prove that a file can be written, renamed and removed in it.
 
     Raises:
-        CheckpointError: it can't; the message says why and what to do.
+        CheckpointFolderError: it can't; the message says why and what to do.
     """
     folder = Path(os.path.abspath(path))
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        trial = folder / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
-        try:
-            write_durably(trial, b"probe")
-        finally:
-            trial.unlink(missing_ok=True)
-        room = os.statvfs(folder)
+    try:
+        with explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            trial = folder / f".probe-{os.getpid()}-{secrets.token_hex(4)}"
+            try:
+                write_durably(trial, b"probe")
+            finally:
+                trial.unlink(missing_ok=True)
+            room = os.statvfs(folder)
+    except CheckpointError as e:
+        raise CheckpointFolderError(e.expected, e.found, e.do) from e
     return Probe(folder, room.f_bavail * room.f_frsize)
 
 

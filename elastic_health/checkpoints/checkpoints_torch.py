@@ -15,7 +15,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -40,7 +40,7 @@ from elastic_health.checkpoints.write_torch import (
     commit_state,
     place_of,
 )
-from elastic_health.errors import CheckpointError, CheckpointUnusable
+from elastic_health.errors import CheckpointError, CheckpointFolderError, CheckpointUnusable
 from elastic_health.generations import RestorePlan, checkpoint_name
 from elastic_health.liveness.facts import Phase
 from elastic_health.messages import TellUnusable
@@ -48,6 +48,17 @@ from elastic_health.messages import TellUnusable
 log = logging.getLogger("elastic_health.checkpoints")
 END_WAIT_S = 30.0
 """After an unusable checkpoint was reported: how long to wait for the agent to end this worker."""
+
+
+@contextlib.contextmanager
+def _said_first(here: bool) -> Iterator[None]:
+    """A mistake in the set-up is one plain sentence, `here` and once, before the interpreter prints its traceback."""
+    try:
+        yield
+    except CheckpointFolderError as e:
+        if here:
+            log.error("%s", e)
+        raise
 
 
 def _ignore(step: CommitStep) -> None:
@@ -67,7 +78,8 @@ class Checkpoints:
         observe: called at each boundary of a commit (tests, progress page).
 
     Raises:
-        CheckpointError: the folder can't be written, or an argument makes no sense.
+        CheckpointFolderError: the folder can't be written.
+        CheckpointError: an argument makes no sense.
     """
 
     def __init__(
@@ -84,7 +96,8 @@ class Checkpoints:
             raise CheckpointError('mode "sync" or "async"', repr(mode), "correct this argument of Checkpoints")
         if every < 1 or keep < 1:
             raise CheckpointError("every >= 1 and keep >= 1", f"every={every}, keep={keep}", "correct these arguments of Checkpoints")
-        self.folder = probe_folder(folder).path
+        with _said_first(os.environ.get("LOCAL_RANK", "0") == "0"):
+            self.folder = probe_folder(folder).path
         self.every, self.keep, self.mode = every, keep, mode
         self.last: Outcome | None = None
         """How the newest finished save ended."""
@@ -111,7 +124,8 @@ class Checkpoints:
 
         Raises:
             CheckpointUnusable: the plan's checkpoint is torn; the agent was told and restarts one further back.
-            CheckpointError: the folder is not shared, the state does not fit, or nothing is usable.
+            CheckpointFolderError: the folder is not shared.
+            CheckpointError: the state does not fit, or nothing is usable.
         """
         self._wait()
         self._writer = (self._home.run, self._home.generation) if self._home else None
@@ -260,7 +274,8 @@ class Checkpoints:
             path = self.folder / group.first(lambda: trial)
             try:
                 group.first(lambda: _put(path))
-                check_shared(group, path, b"shared", SHARED_WAIT_S)
+                with _said_first(group.rank == 0):
+                    check_shared(group, path, b"shared", SHARED_WAIT_S)
                 group.gather(None)
             finally:
                 if group.rank == 0:

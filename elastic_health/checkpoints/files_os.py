@@ -25,6 +25,7 @@ _DO: Mapping[int, tuple[str, str]] = {
     errno.EACCES: ("a checkpoint folder that this user can write", "correct its owner or mode, or choose another folder"),
     errno.EPERM: ("a checkpoint folder that this user can write", "correct its owner or mode, or choose another folder"),
     errno.EROFS: ("a checkpoint folder on a writable file system", "mount it read-write, or choose another folder"),
+    errno.EEXIST: ("a checkpoint folder", "a file has this name: choose another folder"),
     errno.ENOTDIR: ("a checkpoint folder", "a part of this path is a file: choose another folder"),
     errno.ENOENT: ("a file that was there a moment ago", "see whether something else cleans up this folder"),
     errno.EIO: ("a disk that answers", "look at this node's kernel log: the device reports errors"),

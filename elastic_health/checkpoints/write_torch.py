@@ -47,7 +47,7 @@ from elastic_health.checkpoints.layout import (
     new_nonce,
     shares,
 )
-from elastic_health.errors import CheckpointError
+from elastic_health.errors import CheckpointError, CheckpointFolderError
 from elastic_health.generations import checkpoint_name
 from elastic_health.messages import AskCommit, AskVerify, CommitReply
 
@@ -189,7 +189,7 @@ def check_shared(group: Group, path: Path, content: bytes, wait_s: float = SHARE
     """Prove that every rank reads in `path` what rank 0 wrote there.  Collective.
 
     Raises:
-        CheckpointError: on all ranks, naming the nodes that see another folder.
+        CheckpointFolderError: on all ranks, naming the nodes that see another folder.
     """
     if group.world == 1:
         return
@@ -197,7 +197,7 @@ def check_shared(group: Group, path: Path, content: bytes, wait_s: float = SHARE
     blind = [rank for rank, (_, ok) in enumerate(seen) if not ok]
     if blind:
         nodes = ", ".join(sorted({seen[r][0] for r in blind}))
-        raise CheckpointError(
+        raise CheckpointFolderError(
             "a checkpoint folder that all nodes share",
             f"{path.parent} of rank 0 ({seen[0][0]}) is not what ranks {_few(blind)} see (nodes {nodes})",
             "put it on a shared file system, mounted at the same path on every node",

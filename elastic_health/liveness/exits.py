@@ -30,6 +30,8 @@ SIGNAL_NAMES: Mapping[int, str] = MappingProxyType(
 )
 """Linux numbers (signal(7)); the `signal` module is left out of pure code."""
 SIGABRT, SIGKILL = 6, 9
+SETUP_ERRORS = frozenset({"CheckpointFolderError"})
+"""Our own exceptions (`elastic_health.errors`) that say what is wrong with the set-up, in a sentence of expected, found, do."""
 LONGEST_TEXT = 120
 TAIL_CHARS = 1 << 16
 
@@ -124,6 +126,8 @@ def _from_exception(exit: ExitFacts, exception: str, message: str, logged: tuple
     if _CONSEQUENCE.search(whole):
         signature = f"peer_consequence:{exception or 'exit'}"
         return _finding(exit, FindingKind.PEER_CONSEQUENCE, Cause.WORKER_EXIT, signature, said[:LONGEST_TEXT], exception, secondary=True)
+    if exception in SETUP_ERRORS:
+        return _finding(exit, FindingKind.WORKER_EXIT, Cause.BAD_SETUP, f"bad_setup:{exception}", message, exception)
     if exception:
         signature = f"worker_exit:{stable(said)}"
         return _finding(exit, FindingKind.WORKER_EXIT, Cause.WORKER_EXIT, signature, said[: 2 * LONGEST_TEXT], exception)

@@ -18,7 +18,7 @@ from elastic_health.verdicts import Cause
 HOUR_S = 3600.0
 DAY_S = 86400.0
 
-ENDINGS = frozenset({Cause.WORKER_EXIT, Cause.WORKER_KILLED, Cause.OUT_OF_MEMORY})
+ENDINGS = frozenset({Cause.WORKER_EXIT, Cause.WORKER_KILLED, Cause.OUT_OF_MEMORY, Cause.BAD_SETUP})
 """Causes where a worker ended by itself, so that an early end means something."""
 
 

@@ -49,6 +49,7 @@ class Why(Enum):
     SCALE_UP_OFF = "scale_up_off"
     GROUP_FULL = "group_full"
     AWAITS_CHECKPOINT = "awaits_checkpoint"
+    WORKED_BEFORE = "worked_before"
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ _WHY_TEXT: Mapping[Why, str] = {
     Why.OBSERVE_ONLY: "decided and recorded, not done: observe_only names this action",
     Why.SCALE_UP_OFF: "membership.scale_up is off",
     Why.GROUP_FULL: "the group is full; the newcomer waits as a spare",
+    Why.WORKED_BEFORE: "this set-up has served the run before, so it is taken for a fault of the moment: the whole group restarts",
     Why.AWAITS_CHECKPOINT: "a newcomer is taken in at the next committed checkpoint (membership.scale_up)",
 }
 
@@ -167,6 +169,9 @@ TABLE: Mapping[Cause, Row] = {
     Cause.MISMATCHED_COLLECTIVES: Row(ActionKind.RESTART, "ranks called different collectives, a program error: one restart, no more"),
     Cause.NUMERIC_HALT: Row(ActionKind.ROLLBACK, "numbers went bad: back to the checkpoint before, and past the data that it met"),
     Cause.CHECKPOINT_UNUSABLE: Row(ActionKind.RESTART, "a checkpoint is torn: it is set aside, the one before is used"),
+    Cause.BAD_SETUP: Row(
+        ActionKind.ABORT, "the set-up is wrong, a restart would meet it again: correct it and start again", ExitStatus.BAD_CONFIG
+    ),
     Cause.SCALE_UP: Row(ActionKind.SCALE, "a fit node is waiting and the group is not full: a larger group forms"),
     Cause.DRAIN: Row(ActionKind.SCALE, "a node leaves on request: the group forms without it"),
     Cause.FINISHED: Row(ActionKind.FINISH, "training finished on all nodes"),
@@ -194,7 +199,10 @@ def decide(
     """
     row = TABLE[incident.cause]
     budget = noted(budget, membership.newest_checkpoint)
-    if row.kind is ActionKind.RESTART:
+    if incident.cause is Cause.BAD_SETUP and membership.newest_checkpoint is not None:
+        action, reason = _restart(incident, budget, membership, policy, now)
+        found = action, replace(reason, why=Why.WORKED_BEFORE) if reason.why is Why.TABLE else reason
+    elif row.kind is ActionKind.RESTART:
         found = _restart(incident, budget, membership, policy, now)
     elif row.kind is ActionKind.ROLLBACK:
         found = _rollback(incident, history, budget, policy, now)

@@ -30,12 +30,21 @@ class Who:
 def reopened(v: Verdict, who: Who) -> Verdict:
     """The final verdict as a requested restart; a torn checkpoint stays named, and windows stay skipped."""
     why = f"; {who.reason}" if who.reason else ""
+    return _requested(v, f"reopened by {who.by}{why} (it had ended: {v.reason})")
+
+
+def resumed(v: Verdict, by: str) -> Verdict:
+    """As `reopened`, for a run that was stopped short of a cap: whoever starts it again goes on with it."""
+    return _requested(v, f"resumed by {by} (it had ended: {v.reason})")
+
+
+def _requested(v: Verdict, reason: str) -> Verdict:
     return replace(
         v,
         kind=VerdictKind.RESTART,
         cause=Cause.REQUESTED,
         signature=Cause.REQUESTED.value,
-        reason=f"reopened by {who.by}{why} (it had ended: {v.reason})",
+        reason=reason,
         exit_status=0,
         target=None,
         early=False,

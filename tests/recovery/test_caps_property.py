@@ -17,7 +17,7 @@ from elastic_health.verdicts import Cause, Verdict, VerdictKind
 
 pytestmark = [pytest.mark.spec("R6")]
 NODES = ("n1", "n2", "n3")
-EARLY = {"worker_exit", "worker_killed", "out_of_memory"}
+EARLY = {"worker_exit", "worker_killed", "out_of_memory", "bad_setup"}
 OF_NODES = {"worker_killed", "out_of_memory", "watchdog_timeout", "stall", "lost_member", "not_started"}
 FREE = {"requested", "scale_up", "drain"}
 
@@ -77,6 +77,8 @@ def twin_allows(fault: Fault, past: list[Past], commits: int, caps: Caps, torch_
     """The rules in the plainest words: recount the whole past for each cap."""
     if fault.cause.value in FREE:
         return True
+    if fault.cause is Cause.BAD_SETUP and not commits:
+        return False  # never worked: a restart would meet it again
     if fault.cause is Cause.NUMERIC_HALT:
         return not over(sum(p.rollback and now - p.at < 86400 for p in past), caps.rollbacks_per_day)
     restarts = [p for p in past if not p.rollback]

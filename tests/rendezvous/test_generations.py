@@ -258,6 +258,49 @@ def test_a_run_id_that_has_ended_is_refused_with_a_message() -> None:
     assert all(word in late.state.left[1] for word in ("expected", "found", "finished", "--rdzv-id", "runs reopen"))
 
 
+def _stopped(status: ExitStatus) -> Group:
+    base = Policies().recovery
+    policies = dataclasses.replace(Policies(), recovery=dataclasses.replace(base, caps=dataclasses.replace(base.caps, total=0)))
+    g = running(1, 2, "a", "b", policies=policies)
+    g.agents[0].judge(Cause.BAD_SETUP if status is ExitStatus.BAD_CONFIG else Cause.WORKER_EXIT)
+    assert {x.left for x in g.agents} == {status}
+    return g
+
+
+@pytest.mark.spec("R1", "R6")
+@pytest.mark.parametrize("status", [ExitStatus.WORKERS_FAILED, ExitStatus.BAD_CONFIG])
+def test_a_run_that_was_stopped_short_of_a_cap_goes_on_when_it_is_started_again(status: ExitStatus) -> None:
+    g = _stopped(status)
+    before = g.agents[0].state.view.budget
+    again = [g.add("a", life=2), g.add("b", life=2)]
+    g.wait(3.0)
+    assert {x.state.phase for x in again} == {Phase.RUNNING}, [x.state.left for x in again]
+    assert again[0].state.generation == 2
+    verdict = g.verdict(1)
+    assert verdict is not None and verdict.kind is VerdictKind.RESTART and verdict.cause is Cause.REQUESTED
+    assert "had ended" in verdict.reason
+    assert again[0].state.view.budget.restarts == before.restarts, "to start it again costs nothing, and forgives nothing"
+
+
+@pytest.mark.spec("R1")
+def test_nobody_goes_on_with_it_while_a_member_may_still_read_its_end() -> None:
+    g = running(2, 2, "a", "b")
+    b = g.agents[1]
+    g.store_down(b)  # it does not see how the run ended
+    g.agents[0].judge(Cause.BAD_SETUP)
+    late = g.add("a", life=2)
+    g.wait(1.0)
+    verdict = g.verdict(1)
+    assert verdict is not None and verdict.kind is VerdictKind.ABORT, "as it was written"
+    assert late.state.phase is Phase.JOINING
+    g.store_back()
+    g.wait(7.0)  # its peer has told it the verdict, and it could not take its place back: the lease does
+    assert b.left == ExitStatus.BAD_CONFIG
+    g.add("b", life=2)
+    g.wait(3.0)
+    assert late.state.phase is Phase.RUNNING
+
+
 @pytest.mark.spec("R2")
 def test_another_script_or_other_bounds_under_the_same_id_are_refused() -> None:
     g = running(1, 2, "a")

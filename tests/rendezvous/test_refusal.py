@@ -15,6 +15,7 @@ from tests.rendezvous.shapes import SPEC, entry, generation, verdict, view
 
 WALL = 1.7e9
 CAPPED = verdict(1, VerdictKind.ABORT, exit_status=int(ExitStatus.CAPPED))
+STOPPED = verdict(1, VerdictKind.ABORT, exit_status=int(ExitStatus.BAD_CONFIG))
 RUNS = view([], generation(1, "a"))
 
 
@@ -50,6 +51,7 @@ def test_refused(what: str, seen: View, spec: RunSpec, status: ExitStatus, words
         ("a new id", View(), SPEC),
         ("a run that goes on", RUNS, SPEC),
         ("a run between two generations", view([], generation(1, "a"), verdict(1)), SPEC),
+        ("a run that was stopped short of a cap", view([], generation(1, "a"), STOPPED), SPEC),
         ("a script that nobody knows (a function)", RUNS, replace(SPEC, script="")),
         ("another --max-restarts: the first one binds", RUNS, replace(SPEC, max_restarts=5)),
     ],

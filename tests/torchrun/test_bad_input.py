@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from elastic_health.cli.main import main
 from elastic_health.exits import ExitStatus
 from tests.etcd_fixture import EtcdCluster, free_port
 from tests.torchrun.runs import Agent, Run, program
@@ -132,6 +133,11 @@ def test_a_finished_and_a_capped_run_id(run: Run) -> None:
     assert capped.wait(60) == ExitStatus.CAPPED
     again = run.start("a", script=program("crash"))
     assert "runs reopen" in refused(again, ExitStatus.RUN_REFUSED, "restarts.total=1", "--rdzv-id")
+    assert main(["runs", "reopen", run.run_id, "--endpoint", run.endpoint, "--reason", "the cause is gone"]) == 0
+    run.order("cured")
+    assert run.start("a", script=program("crash")).wait(60) == 0, run.story()
+    finished = run.start("a", script=program("crash"))
+    refused(finished, ExitStatus.RUN_REFUSED, "finished", "--rdzv-id")
 
 
 def test_a_script_that_is_not_there(run: Run) -> None:
@@ -155,6 +161,44 @@ def test_a_worker_that_ends_in_its_first_second_every_time(run: Run) -> None:
     assert "restarts.early_exits=3" in text and "a restart will not help" in text
     assert "crash.py FAILED" in text and "exitcode  : 3" in text
     assert len(run.events("boot")) == 3
+
+
+@pytest.mark.spec("R3")
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_checkpoint_folder_that_is_not_shared_between_the_nodes(run: Run) -> None:
+    """Each node has a folder of this name of its own: found before any work is at stake, and no restart is spent on it."""
+    places = {n: run.folder / n for n in ("a", "b")}
+    for place in places.values():
+        place.mkdir()
+    agents = [run.start(n, "ckpt", nnodes="2", script=program("saves"), cwd=place) for n, place in places.items()]
+    for a in agents:
+        assert a.wait(90) == ExitStatus.BAD_CONFIG, run.story()
+    text = agents[0].text() + agents[1].text()
+    assert text.index("expected a checkpoint folder that all nodes share") < text.index("Traceback")
+    assert all("healthy-etcd: the run was stopped" in a.text() and "mounted at the same path" in a.text() for a in agents)
+    assert {e["generation"] for e in run.events("boot")} == {1}, "one try"
+    shared = [run.start(n, "ckpt", nnodes="2", script=program("saves"), cwd=run.folder) for n in places]
+    for a in shared:
+        assert a.wait(90) == 0, run.story()
+    assert run.events("saved"), "corrected, the same command goes on with the same run"
+
+
+@pytest.mark.spec("R3")
+@pytest.mark.slow
+@pytest.mark.parametrize("why", ["permission", "file"])
+def test_a_checkpoint_folder_that_cannot_be_written(run: Run, why: str) -> None:
+    folder = run.folder / "closed" / "ckpt"
+    folder.parent.mkdir(mode=0o755)
+    if why == "file":
+        folder.write_text("no folder")
+    agent = run.start("a", str(folder), *(["nobody"] if why == "permission" else []), script=program("saves"))
+    assert agent.wait(90) == ExitStatus.BAD_CONFIG, run.story()
+    text = agent.text()
+    said = "that this user can write" if why == "permission" else "a file has this name"
+    assert said in text.partition("healthy-etcd: ")[2] and str(folder) in text
+    assert text.index("expected a checkpoint folder") < text.index("Traceback")
+    assert len(run.events("boot")) == 1
 
 
 @pytest.mark.slow

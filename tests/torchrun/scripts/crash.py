@@ -1,4 +1,4 @@
-"""Ends with status 3 in its first moment, as a script with a typing error would."""
+"""Ends with status 3 in its first moment, as a script with a typing error would; with 0 once `cured` is there."""
 
 import json
 import os
@@ -9,5 +9,7 @@ event = {"ev": "boot", "t": time.time(), "pid": os.getpid(), "rank": int(os.envi
 event |= {"generation": int(os.environ.get("ELASTIC_HEALTH_GENERATION", -1)), "restarts": int(os.environ["TORCHELASTIC_RESTART_COUNT"])}
 with open(os.path.join(os.environ["RUN_DIR"], "events.jsonl"), "a") as log:
     log.write(json.dumps(event) + "\n")
+if os.path.exists(os.path.join(os.environ["RUN_DIR"], "cured")):
+    sys.exit(0)
 print("crash: no such data set", file=sys.stderr)
 sys.exit(3)
