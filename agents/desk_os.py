@@ -130,7 +130,7 @@ class Desk:
         with self._lock:
             reply = self._waiting.pop(answer.request, None)
         if reply is not None:
-            reply(m.CommitReply(answer.committed, answer.reason, answer.record))
+            reply(m.CommitReply(answer.committed, answer.reason, answer.record, answer.waits))
         if answer.record is not None:
             self._pool.submit(self._sweep, answer.record)
 

@@ -103,11 +103,12 @@ class VerifyReply:
 
 @dataclass(frozen=True)
 class CommitReply:
-    """`committed`, or why not (fenced, refused, folder wrong)."""
+    """`committed`, or why not (fenced, refused, folder wrong).  `waits`: not yet, it is made when the store answers again."""
 
     committed: bool
     reason: str = ""
     record: CheckpointRecord | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True)

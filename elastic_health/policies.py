@@ -90,7 +90,7 @@ class OutagePolicy:
     """A whole etcd outage (U6)."""
 
     choice: OutageChoice = OutageChoice.RIDE_THROUGH
-    bound_s: float = 300.0
+    bound_s: float = 600.0
 
 
 @dataclass(frozen=True)

@@ -129,7 +129,7 @@ def _commit(d: Draft, sent: Sent, r: TxnResult) -> None:
         stored = load(CheckpointRecord, kv.value, kv.key)
         done = stored.manifest == record.manifest and stored.state is CheckpointState.COMMITTED
     why = "" if done else f"generation {sent.generation} has ended, or a checkpoint of this name exists"
-    d.do(ev.CommitAnswered(sent.request, done, why, record if done else None))
+    d.answer_commit(sent.request, done, why, record if done else None)
     if done:
         d.set(commits=d.s.commits + 1, retain_due=True, keep=sent.commit.keep, last_commit=record.name)
 

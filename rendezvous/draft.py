@@ -10,7 +10,7 @@ import dataclasses
 from datetime import datetime, timezone
 from typing import Any
 
-from elastic_health.generations import Candidate, CandidateState, CheckpointState
+from elastic_health.generations import Candidate, CandidateState, CheckpointRecord, CheckpointState
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.state import Phase, Purpose, Sent, State, Workers
@@ -115,6 +115,17 @@ class Draft:
         s = self.s
         return s.phase is Phase.RUNNING and s.rank == 0 and s.fresh(self.now) and s.generation not in s.view.verdicts
 
+    def answer_commit(self, request: int, committed: bool, reason: str, record: CheckpointRecord | None = None) -> None:
+        """The last answer to a commit; one whose worker was told to go on without it is said aloud too."""
+        self.set(commits_refused_since=None)
+        if request in self.s.unanswered_commits:
+            self.set(unanswered_commits={r: at for r, at in self.s.unanswered_commits.items() if r != request})
+        elif committed and record is not None:
+            self.say("committed_late", f"checkpoint {record.name}, which waited for the store, is committed")
+        else:
+            self.say("commit_lost", f"a checkpoint that waited for the store is not committed: {reason}", warn=True)
+        self.do(ev.CommitAnswered(request, committed, reason, record))
+
     def commit_waits_again(self, sent: Sent) -> None:
         """A commit that surely didn't land waits for the store."""
         again = next((e for e in self.s.sent.values() if e.request == sent.request), None)
@@ -136,7 +147,7 @@ class Draft:
         """Answer every commit that waits or is under way; one under way may still land, and its files stay."""
         requests = [s.request for s in self.s.sent.values() if s.purpose is Purpose.COMMIT]
         for request in (*requests, *(c.request for c in self.s.waiting_commits)):
-            self.do(ev.CommitAnswered(request, False, why))
+            self.answer_commit(request, False, why)
         self.drop(Purpose.COMMIT)
         self.set(waiting_commits=())
 

@@ -304,10 +304,13 @@ class Probe:
 
 @dataclass(frozen=True)
 class CommitAnswered:
+    """`waits`: the store doesn't answer; the commit stays in its queue, and training may go on.  A second answer follows."""
+
     request: int
     committed: bool
     reason: str
     record: CheckpointRecord | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True)

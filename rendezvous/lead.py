@@ -8,6 +8,7 @@ from elastic_health.checkpoints.line import top
 from elastic_health.checkpoints.retention import Keep, expendable
 from elastic_health.generations import CandidateState, Generation
 from elastic_health.policies import ScaleUp
+from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.forming import ready
@@ -15,13 +16,18 @@ from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.state import Peer, Purpose, State, Workers
 from elastic_health.verdicts import Cause
 
+COMMIT_PATIENCE_S = 0.5
+"""How long a worker's commit waits for the store before it is told to go on: far above a healthy store's answer
+(milliseconds), far below what anyone would call a pause."""
+
 
 def lead(d: Draft, record: Generation) -> None:
     """One look at everything that is rank 0's to do."""
     _commit(d, record)
+    _let_go_on(d)
     _retain(d, record)
     if _all_done(d, record):
-        if d.leads():
+        if d.leads() and not _commits_left(d):
             judge(d, incident(d, Cause.FINISHED, "all workers ended with status 0"))
         return
     _missing_links(d, record)
@@ -39,6 +45,26 @@ def _commit(d: Draft, record: Generation) -> None:
     full = dataclasses.replace(asked, record=dataclasses.replace(asked.record, generation=s.generation, parent=parent))
     d.set(waiting_commits=tuple(rest))
     d.send(Purpose.COMMIT, fence.commit(d.fence(), full.record, d.stamp()), request=asked.request, commit=full)
+
+
+def _let_go_on(d: Draft) -> None:
+    """Nobody's training waits for the store: a commit without an answer is said to wait, at once while the store is known to
+    be out, else after `COMMIT_PATIENCE_S`."""
+    s = d.s
+    out = s.store_lost_since is not None or not s.fresh(d.now)
+    late = [r for r, at in s.unanswered_commits.items() if out or d.now >= at + COMMIT_PATIENCE_S]
+    for request in late:
+        d.do(ev.CommitAnswered(request, False, "it waits for the store", waits=True))
+    left = {r: at for r, at in s.unanswered_commits.items() if r not in late}
+    if late:
+        d.set(unanswered_commits=left)
+    if left:
+        d.wake(min(left.values()) + COMMIT_PATIENCE_S)
+
+
+def _commits_left(d: Draft) -> bool:
+    """Training has ended, but a checkpoint still waits to be committed: the run isn't finished without it."""
+    return bool(d.s.waiting_commits) or d.s.under_way(Purpose.COMMIT) is not None
 
 
 def _retain(d: Draft, record: Generation) -> None:

@@ -46,7 +46,8 @@ def _lost(d: Draft, m: Member) -> bool:
     gone = d.s.gone_since.get(m.who)
     if gone is not None:
         probe(d, m)
-        until = gone + d.s.settings.bounds.link_timeout_s
+        # All come back from an outage together, but not all of them as soon as this agent.
+        until = max(gone + d.s.settings.bounds.link_timeout_s, d.s.store_back_at + d.s.settings.return_s)
         d.wake(until)
         return d.now >= until
     if peer.down_since is not None:

@@ -23,6 +23,10 @@ RESEND_S = (0.1, 0.2, 0.5, 1.0)
 """Pauses before a transaction is sent again, by number of tries; the last one repeats."""
 
 
+MOST_WAITING_COMMITS = 256
+"""Checkpoints that may wait for the store at once; one a second fills it within the default bound of an outage."""
+
+
 class BrokenInvariant(AssertionError):
     """A step broke one of the laws that `check` knows; always a bug."""
 
@@ -92,10 +96,28 @@ def _note_gone(d: Draft, before: View, view: View) -> None:
 
 def _txn_done(d: Draft, e: ev.TxnDone) -> None:
     sent = d.s.sent.get(e.id)
-    d.set(store_lost_since=None)
     if sent is not None:
         d.forget(sent)
         answered(d, sent, e.result)
+    if d.s.fresh(d.now):  # without a lease in hand its fate is still to be told, and riding goes on until then
+        _store_is_back(d)
+
+
+def _given_up(d: Draft, request: int) -> bool:
+    """The store refuses a commit.  One whose worker was told that it waits is asked again for a while: nobody else can any more."""
+    since = d.s.commits_refused_since
+    if request in d.s.unanswered_commits:
+        return True
+    if since is None:
+        d.set(commits_refused_since=d.now)
+    return since is not None and d.now >= since + d.s.settings.bounds.start_s
+
+
+def _store_is_back(d: Draft) -> None:
+    lost = d.s.store_lost_since
+    if lost is not None:
+        long = d.now >= lost + d.s.settings.bounds.lease_s / 3  # leases may have ended: see when a lost store is noticed
+        d.set(store_lost_since=None, **({"store_back_at": d.now} if long else {}))
 
 
 def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
@@ -103,7 +125,8 @@ def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
     if sent is None:
         return
     if e.lease_gone:
-        d.set(lease_gone=True, store_lost_since=None)
+        d.set(lease_gone=True)
+        _store_is_back(d)
     elif not e.fatal and d.s.store_lost_since is None:
         d.set(store_lost_since=d.now)
     pause = RESEND_S[min(sent.tries, len(RESEND_S)) - 1]
@@ -116,22 +139,24 @@ def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
         return
     d.forget(sent)
     d.quiet(sent.purpose, pause)
-    if sent.request and e.fatal:
-        d.do(ev.CommitAnswered(sent.request, False, f"the store refuses it: {e.reason}"))
+    if sent.request and e.fatal and _given_up(d, sent.request):
+        d.answer_commit(sent.request, False, f"the store refuses it: {e.reason}")
     elif sent.request:
         d.commit_waits_again(sent)
 
 
 def _lease_held(d: Draft, e: ev.LeaseHeld) -> None:
-    d.set(lease_asked_at=None, store_lost_since=None)
+    d.set(lease_asked_at=None)
     if d.s.lease in (0, e.lease):
         d.set(lease=e.lease, lease_deadline=max(d.s.lease_deadline, e.sent_at + e.ttl_s))
+    _store_is_back(d)
 
 
 def _lease_failed(d: Draft, e: ev.LeaseFailed) -> None:
     d.set(lease_asked_at=d.now)
     if e.gone and e.lease == d.s.lease:
         d.set(lease_gone=True)
+        _store_is_back(d)
     elif not e.gone and d.s.store_lost_since is None:
         d.set(store_lost_since=d.now)
 
@@ -201,8 +226,10 @@ def _commit_asked(d: Draft, e: ev.CommitAsked) -> None:
     """Only from workers of the generation that runs: what an ended one still asks must not wait for the next."""
     if d.s.phase is not Phase.RUNNING or e.record.generation != d.s.generation:
         d.do(ev.CommitAnswered(e.request, False, f"generation {e.record.generation} has ended"))
-        return
-    d.set(waiting_commits=(*d.s.waiting_commits, e))
+    elif len(d.s.waiting_commits) >= MOST_WAITING_COMMITS:
+        d.do(ev.CommitAnswered(e.request, False, f"{MOST_WAITING_COMMITS} others wait for the store already"))
+    else:
+        d.set(waiting_commits=(*d.s.waiting_commits, e), unanswered_commits={**d.s.unanswered_commits, e.request: d.now})
 
 
 def _delete_asked(d: Draft, e: ev.DeleteAsked) -> None:

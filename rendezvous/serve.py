@@ -2,7 +2,8 @@
 
 Law (rule 7): workers run only while their agent can show that nobody can have replaced the group: its lease holds; or
 the store is out, the outage is within its bound, and the links to all members are up; or its lease ended while the
-store answers, and it is putting its candidate back, for at most the link timeout.
+store answers, and it is putting its candidate back, for at most the link timeout (longer while the links are up); or
+nothing is known of its lease, and the link timeout since its end has not passed.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ def watched(state: State) -> tuple[Who, ...]:
 def riding(state: State, now: float) -> bool:
     """Is this a store outage that a healthy group may train through?"""
     lost, bound = state.store_lost_since, state.settings.outage_s
-    if lost is None or now > lost + bound:
-        return False
+    return lost is not None and now <= lost + bound and linked(state)
+
+
+def linked(state: State) -> bool:
+    """Are the links to all members up, as far as this agent keeps them?"""
     return all(state.peers.get(who, Peer()).up_since is not None for who in watched(state))
 
 
@@ -42,9 +46,14 @@ def page_deadline(state: State, now: float) -> float:
     link = state.settings.bounds.link_timeout_s
     if state.phase not in (Phase.STARTING, Phase.RUNNING, Phase.HOLDING):
         return now + state.settings.bounds.kill_grace_s
-    if state.fresh(now):
+    if state.fresh(now) or _unsure(state):
         return state.lease_deadline + link
     return now + link
+
+
+def _unsure(state: State) -> bool:
+    """The lease has run out by this agent's own clock, and the store, which answers, has not said so yet."""
+    return not state.lease_gone and state.store_lost_since is None
 
 
 def may_run(d: Draft) -> tuple[bool, str]:
@@ -54,6 +63,9 @@ def may_run(d: Draft) -> tuple[bool, str]:
         return True, ""
     if s.lease_gone:
         return _put_back(d)
+    if _unsure(s) and d.now < s.lease_deadline + s.settings.bounds.link_timeout_s:
+        d.wake(s.lease_deadline + s.settings.bounds.link_timeout_s)
+        return True, ""
     if s.phase is Phase.RUNNING and riding(s, d.now):
         d.say("riding", "the store is out; training goes on while all links are up", warn=True)
         assert s.store_lost_since is not None
@@ -69,7 +81,7 @@ def _put_back(d: Draft) -> tuple[bool, str]:
         d.set(lease_gone_at=d.now, lease=0, lease_asked_at=None, lease_deadline=float("-inf"))
         s = d.s
     assert s.lease_gone_at is not None
-    until = s.lease_gone_at + s.settings.bounds.link_timeout_s
+    until = s.lease_gone_at + (s.settings.return_s if linked(s) else s.settings.bounds.link_timeout_s)
     d.wake(until)
     if d.now >= until or s.phase is not Phase.RUNNING:
         return False, "this node's lease ended and its candidate could not be put back"

@@ -183,6 +183,11 @@ class Settings:
         return outage.bound_s if outage.choice is OutageChoice.RIDE_THROUGH else 0.0
 
     @property
+    def return_s(self) -> float:
+        """After an outage: how long the members' leases and candidates may take to be there again."""
+        return self.bounds.lease_s + self.bounds.link_timeout_s
+
+    @property
     def keep(self) -> Keep:
         c = self.policies.checkpoints
         return Keep(c.keep, c.rollback_reach_steps)
@@ -206,6 +211,7 @@ class State:
     lease_gone: bool = False
     lease_gone_at: float | None = None
     store_lost_since: float | None = None
+    store_back_at: float = float("-inf")
     stage: str = "join"
     preflight: bool | None = None
     preflight_asked: bool = False
@@ -240,6 +246,8 @@ class State:
     candidate_mod: int = 0
     checking_told: bool = False
     waiting_commits: tuple[CommitAsked, ...] = ()
+    unanswered_commits: Mapping[int, float] = field(default_factory=dict)
+    commits_refused_since: float | None = None
     scale_wanted_since: float | None = None
     commits: int = 0
     retain_due: bool = False

@@ -202,8 +202,9 @@ class Checkpoints:
             position: global sample position after them.
 
         Returns:
-            `sync`: whether it is committed.  `async`: True, the save has begun; `last` tells later how it ended.  False
-            for a step already saved.
+            `sync`: whether it is committed; False with `last.waits` while the store can't be reached (the commit is made
+            when it is back).  `async`: True, the save has begun; `last` tells later how it ended.  False for a step
+            already saved.
 
         Raises:
             CheckpointError: only for a folder that is not shared between the nodes; all else warns.
@@ -308,14 +309,16 @@ class Checkpoints:
 
     def _finished(self, group: Group, place: Place, outcome: Outcome) -> None:
         self.last = outcome
-        if outcome.committed:
+        if outcome.committed or outcome.waits:
             self._parent = place.name
             if self._home is None and group.rank == 0:
                 self._retain(place)
+            if outcome.waits:
+                self._warn(group, "checkpoint of step %d waits to be committed: etcd does not answer; training goes on", place.step)
         else:
             kept = f"{self._parent} stays the newest" if self._parent else "there is none before it"
             self._warn(group, "checkpoint of step %d not committed (%s); training goes on: %s", place.step, outcome.reason, kept)
-        if outcome.committed or not outcome.known:
+        if outcome.committed or outcome.waits or not outcome.known:
             # A lost answer: the record may have landed.  The same step is not written again.
             self._saved = (place.generation, place.step)
 

@@ -90,12 +90,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a save ended.  Not `committed` and not `known`: the agent's answer was lost, its record may exist."""
+    """How a save ended.  Not `committed` and not `known`: the agent's answer was lost, its record may exist.
+
+    `waits`: all files are there and the agent has the commit, which it makes when the store answers again.
+    """
 
     committed: bool
     name: str
     reason: str = ""
     known: bool = True
+    waits: bool = False
 
 
 def place_of(root: Path, run: str, generation: int, step: int, position: int, parent: str | None, keep: int = 0) -> Place:
@@ -150,8 +154,9 @@ def _commit(group: Group, home: Home | None, place: Place, write: Callable[[str]
         if home is None:
             _clean_up(group, place)
         return Outcome(False, place.name, str(e), known=home is None)
-    observe(CommitStep.COMMITTED)
-    return Outcome(reply.committed, place.name, reply.reason)
+    if not reply.waits:
+        observe(CommitStep.COMMITTED)
+    return Outcome(reply.committed, place.name, reply.reason, waits=reply.waits)
 
 
 def _open_folder(home: Home | None, place: Place, observe: Observer) -> str:

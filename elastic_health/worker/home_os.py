@@ -27,7 +27,7 @@ from elastic_health.messages import (
 from elastic_health.worker.link_net import WorkerLink
 
 COMMIT_TIMEOUT_S = 3600.0
-"""A commit waits for the store: through an outage, for as long as the agent lets its workers live."""
+"""Bound of a commit: the agent looks at every file of a checkpoint.  It does not wait for a store that is out (`CommitReply.waits`)."""
 R = TypeVar("R", bound=AgentReply)
 
 

@@ -38,6 +38,7 @@ class Crew:
     held: bool = False
     done: bool = False
     pending: int = 0
+    asked: int = -1
     committed: int = -1
     left_over: bool = False
 
@@ -247,7 +248,7 @@ class Node:
             crew.steps, crew.generation, f"step-{crew.steps}", crew.position, 0, None, f"m{crew.steps}.{crew.generation}"
         )
         self.world.ledger.masks[record.name] = crew.mask
-        crew.pending = self.world.count()
+        crew.pending, crew.asked = self.world.count(), crew.position
         self.feed(ev.CommitAsked(crew.pending, record))
 
 
@@ -280,6 +281,8 @@ def _commit_answered(n: Node, e: ev.CommitAnswered) -> None:
         need("I7", e.record.name in n.world.ledger.checkpoints, f"{e.record.name} is called committed and is not in the store")
         c.note(f"{n.name}: committed {e.record.name}")
     if crew is not None and crew.pending == e.request:
+        if e.waits:
+            crew.committed = crew.asked
         crew.pending = 0
         if e.committed and e.record is not None:
             crew.committed = e.record.position
