@@ -10,6 +10,7 @@ import dataclasses
 from datetime import datetime, timezone
 from typing import Any
 
+from elastic_health._version import __version__
 from elastic_health.generations import Candidate, CandidateState, CheckpointState
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
@@ -74,6 +75,7 @@ class Draft:
             me.topology,
             generation,
             self.s.settings.policies.membership.join_timeout_s,
+            __version__,
         )
 
     # ---- transactions
@@ -169,7 +171,7 @@ class Draft:
             self.set(joined_at=self.now)
         self.set(
             incarnation=self.s.incarnation + 1, lease=0, lease_deadline=float("-inf"), lease_gone=False, lease_gone_at=None,
-            lease_asked_at=None, created=0, candidate_mod=0, checking_told=False, generation=0, token=0, preflight=None,
+            lease_asked_at=None, created=0, candidate_mod=0, reattach_over=0, checking_told=False, generation=0, token=0, preflight=None,
             preflight_asked=False, sent={}, peers={}, ended=None, pending_incident=None, peer_verdict=None, held=0,
             telling=None, told=False,
         )  # fmt: skip

@@ -23,6 +23,10 @@ RESEND_S = (0.1, 0.2, 0.5, 1.0)
 """Pauses before a transaction is sent again, by number of tries; the last one repeats."""
 
 
+_MOST_TOLD = 20
+"""Of the keys that can't be read, how many are named."""
+
+
 class BrokenInvariant(AssertionError):
     """A step broke one of the laws that `check` knows; always a bug."""
 
@@ -77,6 +81,9 @@ def _store_changed(d: Draft, e: ev.StoreChanged) -> None:
     if seen:
         d.set(verdict_seen={**d.s.verdict_seen, **seen})
     _note_gone(d, before, view)
+    for key, why in sorted(view.unreadable.items())[:_MOST_TOLD]:
+        if before.unreadable.get(key) != why:
+            d.say("unreadable", why, warn=True)
     if not e.fleet and 0 < d.s.created <= e.batch.revision and d.s.who not in view.candidates:
         d.set(lease_gone=True)  # what is told of revisions before `created` speaks of an earlier candidate
 

@@ -236,6 +236,7 @@ class State:
     told_done_at: float = float("-inf")
     created: int = 0
     candidate_mod: int = 0
+    reattach_over: int = 0
     checking_told: bool = False
     waiting_commits: tuple[CommitAsked, ...] = ()
     scale_wanted_since: float | None = None
