@@ -89,7 +89,7 @@ def _member(d: Draft, sent: Sent, r: TxnResult) -> None:
             ended=None,
             peer_verdict=None,
         )
-        d.set(pending_incident=None, scale_wanted_since=None, last_commit=None)
+        d.set(pending_incident=None, scale_wanted_since=None, last_commit=None, forget_due=True)
         d.go(Phase.STARTING)
         return
     d.set(generation=0, token=0)
@@ -151,12 +151,21 @@ def _commit(d: Draft, sent: Sent, r: TxnResult) -> None:
 
 
 def _delete(d: Draft, sent: Sent, r: TxnResult) -> None:
+    d.set(forget_due=True)
     if not r.succeeded:
         return
+    d.set(removing=d.s.removing | frozenset(sent.names))
     for name in sent.names:
         record = d.s.view.checkpoints.get(name)
         if record is not None:
             d.do(ev.RemoveFiles(dataclasses.replace(record, state=CheckpointState.DELETING)))
+
+
+def _forget(d: Draft, sent: Sent, r: TxnResult) -> None:
+    """Refused: something was newer than the view; look again."""
+    d.set(forget_due=True)
+    if r.succeeded:
+        d.set(files_gone=d.s.files_gone - frozenset(sent.names))
 
 
 _ANSWERS: Mapping[Purpose, Callable[[Draft, Sent, TxnResult], None]] = {
@@ -168,4 +177,5 @@ _ANSWERS: Mapping[Purpose, Callable[[Draft, Sent, TxnResult], None]] = {
     Purpose.VERDICT: _verdict,
     Purpose.COMMIT: _commit,
     Purpose.DELETE: _delete,
+    Purpose.FORGET: _forget,
 }

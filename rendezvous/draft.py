@@ -131,7 +131,9 @@ class Draft:
             self.send(Purpose.DELETE, fence.mark_deleting(self.fence(), self.s.view, live, self.stamp()), names=live)
 
     def publish(self, key: str, value: bytes) -> None:
-        if self.leads() and self.can_send(Purpose.PUBLISH):
+        """One at a time of each key; dropped when it can't be written now, since a newer one follows."""
+        under_way = any(s.purpose is Purpose.PUBLISH and s.txn.then[0].key == key for s in self.s.sent.values())
+        if self.leads() and not under_way and self.now >= self.s.quiet_until.get(Purpose.PUBLISH, self.now):
             self.send(Purpose.PUBLISH, fence.publish(self.fence(), key, value))
 
     def refuse_commits(self, why: str) -> None:
@@ -148,7 +150,7 @@ class Draft:
         asked = self.s.workers in (Workers.ASKED, Workers.UP, Workers.DONE)
         self.refuse_commits(f"generation {self.s.generation} has ended: {reason}")
         self.set(pending_incident=None, stop_reason=reason, workers=Workers.STOPPING if asked else Workers.NONE)
-        self.drop(Purpose.STORE, Purpose.COMMIT, Purpose.DELETE, Purpose.PUBLISH, Purpose.MEMBER, Purpose.REATTACH)
+        self.drop(Purpose.STORE, Purpose.COMMIT, Purpose.DELETE, Purpose.FORGET, Purpose.PUBLISH, Purpose.MEMBER, Purpose.REATTACH)
         self.go(Phase.STOPPING)
         if asked:
             self.do(ev.StopWorkers(self.s.generation, self.s.ended, reason))

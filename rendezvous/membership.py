@@ -15,7 +15,8 @@ from elastic_health.messages import Goodbye, Reaped, VerdictSeen, WorkersDone
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.answers import answered
 from elastic_health.rendezvous.draft import Draft
-from elastic_health.rendezvous.state import RESENT, WAYS, Peer, Phase, Settings, State, Workers
+from elastic_health.rendezvous.state import RESENT, WAYS, Peer, Phase, Sent, Settings, State, Workers
+from elastic_health.rendezvous.store import Get
 from elastic_health.rendezvous.turns import turn
 from elastic_health.rendezvous.view import View, Who, apply
 
@@ -111,11 +112,12 @@ def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
         return
     if e.lease_gone:
         d.set(lease_gone=True, store_lost_since=None)
-    elif not e.fatal and d.s.store_lost_since is None:
+    elif not (e.fatal or e.full) and d.s.store_lost_since is None:
         d.set(store_lost_since=d.now)
     pause = RESEND_S[min(sent.tries, len(RESEND_S)) - 1]
-    if e.fatal:
-        d.say("store_refuses", f"{sent.purpose.value}: {e.reason}", warn=True)
+    if e.fatal or e.full:
+        later = "; it is tried again" if e.full else ""
+        d.say("store_refuses", f"{_written(sent)} could not be written ({sent.purpose.value}): {e.reason}{later}", warn=True)
         pause = RESEND_S[-1]
     if e.ambiguous and sent.purpose in RESENT:
         again = dataclasses.replace(sent, resend_at=d.now + pause, tries=sent.tries + 1)
@@ -127,6 +129,11 @@ def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
         d.do(ev.CommitAnswered(sent.request, False, f"the store refuses it: {e.reason}"))
     elif sent.request:
         d.commit_waits_again(sent)
+
+
+def _written(sent: Sent) -> str:
+    """The first key that a transaction would write: a person looks there."""
+    return next((op.key for op in sent.txn.then if not isinstance(op, Get)), "nothing")
 
 
 def _lease_held(d: Draft, e: ev.LeaseHeld) -> None:
@@ -216,6 +223,10 @@ def _delete_asked(d: Draft, e: ev.DeleteAsked) -> None:
     d.ask_deletion(e.names)
 
 
+def _files_gone(d: Draft, e: ev.FilesGone) -> None:
+    d.set(files_gone=d.s.files_gone | {e.name}, forget_due=True)
+
+
 def _publish_asked(d: Draft, e: ev.PublishAsked) -> None:
     d.publish(e.key, e.value)
 
@@ -248,6 +259,7 @@ ABSORB: Mapping[type, Callable[[Draft, Any], None]] = {
     ev.Probed: _probed,
     ev.CommitAsked: _commit_asked,
     ev.DeleteAsked: _delete_asked,
+    ev.FilesGone: _files_gone,
     ev.PublishAsked: _publish_asked,
     ev.StopAsked: _stop_asked,
     ev.Held: _held,

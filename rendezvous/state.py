@@ -96,6 +96,7 @@ class Purpose(Enum):
     STORE = "store"
     COMMIT = "commit"
     DELETE = "delete"
+    FORGET = "forget"
     PUBLISH = "publish"
     LEAVE = "leave"
 
@@ -242,6 +243,9 @@ class State:
     scale_wanted_since: float | None = None
     commits: int = 0
     retain_due: bool = False
+    removing: frozenset[str] = frozenset()
+    files_gone: frozenset[str] = frozenset()
+    forget_due: bool = True
     keep: int = 0
     last_commit: str | None = None
     stopping: str | None = None
