@@ -14,12 +14,13 @@ from typing import Any
 from elastic_health.codec import load, shown
 from elastic_health.errors import BadValue, DataError
 from elastic_health.exits import ExitStatus
-from elastic_health.generations import Budget, Candidate, CheckpointRecord, CheckpointState, Generation
+from elastic_health.generations import Budget, Candidate, CheckpointRecord, CheckpointState, Generation, StoreAddress
 from elastic_health.incidents import Record
 from elastic_health.liveness.summary import Published, Summary
 from elastic_health.recovery.skips import read_skips
 from elastic_health.rendezvous.keys import RunKeys
 from elastic_health.rendezvous.store import KeyValue
+from elastic_health.rendezvous.view import Current
 from elastic_health.verdicts import Verdict, VerdictKind
 from elastic_health.windows import Window
 
@@ -120,9 +121,12 @@ def snapshot(keys: RunKeys, kvs: Iterable[KeyValue]) -> RunSnapshot:
             bad.append(f"{shown(kv.key, 320)}: a candidate without a lease, so no living agent's; delete this key")
         return bool(kv.lease)
 
+    for _ in _loaded(groups.get("stores", ()), StoreAddress, bad):
+        pass  # nobody asks for them here, but what can't be read is named
+
     return RunSnapshot(
         keys=keys,
-        current=int(_object(groups, "current", bad).get("generation", 0)),
+        current=next((c.generation for c in each("current", Current)), 0),
         generations=numbered("generations", Generation, lambda g: g.number, keys.generation),
         verdicts=numbered("verdicts", Verdict, lambda v: v.generation, keys.verdict),
         records=tuple(each("records", Record)),
@@ -130,8 +134,8 @@ def snapshot(keys: RunKeys, kvs: Iterable[KeyValue]) -> RunSnapshot:
         candidates=tuple(c for kv, c in _loaded(groups.get("candidates", ()), Candidate, bad) if leased(kv)),
         skips=skips,
         budget=next(iter(each("budget", Budget)), Budget()),
-        progress=_object(groups, "progress", bad),
-        summary=_object(groups, "summary", bad),
+        progress=_object(groups, "progress"),
+        summary=_object(groups, "summary"),
         published=next(iter(each("progress", Published)), None),
         group=next(iter(each("summary", Summary)), None),
         deleting="deleting" in groups,
@@ -149,16 +153,15 @@ def _loaded(kvs: Iterable[KeyValue], cls: type[Any], bad: list[str]) -> Iterable
             bad.append(str(e) if kv.key in str(e) else f"{shown(kv.key, 320)}: {e}")
 
 
-def _object(groups: Mapping[str, list[KeyValue]], name: str, bad: list[str]) -> Mapping[str, Any]:
+def _object(groups: Mapping[str, list[KeyValue]], name: str) -> Mapping[str, Any]:
+    """As it was published, whoever did; reading it as our type names what is wrong with it."""
     for kv in groups.get(name, ()):
         try:
             value = json.loads(kv.value)
         except (ValueError, RecursionError):
             value = None
-        if isinstance(value, dict) and (name != "current" or isinstance(value.get("generation"), int)):
+        if isinstance(value, dict):
             return value
-        if name == "current":  # the others are read as our types too, and named then
-            bad.append(f"{kv.key}: not the JSON object that belongs there")
     return {}
 
 
