@@ -146,13 +146,15 @@ class Desk:
                 log.warning("left by an interrupted save, and not removed: %s: %s", folder, e)
 
     def remove(self, record: CheckpointRecord, after_s: float) -> None:
-        """Delete a checkpoint's files once no lease nor outage can hide a reader of it any more."""
+        """Delete a checkpoint's files once no lease nor outage can hide a reader of it any more, and tell membership."""
 
         def run() -> None:
             try:
                 delete(record.path)
             except (CheckpointError, OSError) as e:
                 log.warning("checkpoint %s is retired, but its files stay: %s", record.name, e)
+                return
+            self._post(ev.FilesGone(record.name))
 
         timer = threading.Timer(after_s, run)
         timer.daemon = True

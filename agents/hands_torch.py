@@ -8,7 +8,6 @@ parent-death signal is tied to the thread that starts a process.
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import os
 import queue
@@ -25,12 +24,15 @@ from elastic_health.agents.incidents import from_exit
 from elastic_health.agents.lookout_os import Lookout
 from elastic_health.agents.observe_os import Observer
 from elastic_health.agents.room_os import Room, prune_evidence
+from elastic_health.codec import dump, load
+from elastic_health.errors import BadValue
 from elastic_health.exits import ExitStatus
 from elastic_health.findings import Finding
 from elastic_health.generations import CheckpointRecord, Generation, StoreAddress
 from elastic_health.incidents import Incident
 from elastic_health.liveness.exits import classify
 from elastic_health.liveness.facts import ExitFacts
+from elastic_health.liveness.summary import Published, Summary
 from elastic_health.messages import LinkMessage, Progress
 from elastic_health.pager_net import Page, page_once
 from elastic_health.policies import Policies, Warm
@@ -46,6 +48,8 @@ from elastic_health.verdicts import Cause, Verdict, VerdictKind
 log = logging.getLogger("elastic_health")
 ORDER_EVERY_S = 0.25
 PUBLISH_EVERY_S = 5.0
+SUMMARY_EVERY_S = 30.0
+SUMMARY_FIRST_S = 3.0
 WARM_AFTER_S = 1.0
 """A generation that has run this long without trouble gets warm processes beside it."""
 EXIT_EVIDENCE_S = 0.3
@@ -68,7 +72,7 @@ class AgentHands:
         self._collected = ""
         self._collecting: threading.Thread | None = None
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._ordered_at = self._published_at = self._cared_at = self._learned_at = 0.0
+        self._ordered_at = self._published_at = self._summarized_at = self._cared_at = self._learned_at = 0.0
         self._running_since: float | None = None
         self._ids = 0
         self._warned_of_restarts = False
@@ -109,11 +113,21 @@ class AgentHands:
             return
         self.lookout.start(generation, rank, Observer(me.node, self.crew.watched(generation), self.crew.look))
         self._running_since = time.monotonic()
+        self._summarized_at = self._running_since - SUMMARY_EVERY_S + SUMMARY_FIRST_S
+        if rank == 0:
+            threading.Thread(target=self._prune, name="eh-prune", daemon=True).start()
         log.info(
             "generation %d: rank %d of %d, %d workers, from %s", generation.number, rank, len(generation.members), generation.world_size,
             generation.plan.checkpoint or "the beginning",
         )  # fmt: skip
         self.loop.post(ev.WorkersUp(generation.number))
+
+    def _prune(self) -> None:
+        """Once a generation: the run's records and incidents stay bounded."""
+        try:
+            prune(self._session, self.loop.state.settings.keys)
+        except StoreError as e:
+            log.info("old records stay for now: %s", e)
 
     def _compare_max_restarts(self, generation: Generation) -> None:
         """The first generation's --max-restarts binds the whole run; another one here is said to be of no effect, once."""
@@ -182,7 +196,6 @@ class AgentHands:
         try:
             full = dataclasses.replace(told, findings=(first, *told.findings[1:]))
             write_incident(self._session, state.settings.keys, full, at=_utc(), by=state.settings.me.node)
-            prune(self._session, state.settings.keys)
         except StoreError as e:
             log.warning("incident %s is only in its files: %s", id, e)
 
@@ -289,7 +302,11 @@ class AgentHands:
             self._care(state, now)
         if state.phase is Phase.RUNNING and state.rank == 0 and now >= self._published_at + PUBLISH_EVERY_S:
             self._published_at = now
-            self._publish(state)
+            told = self.lookout.published(state.generation, self.crew.warmable, self.crew.modules, now)
+            self._publish(state, state.settings.keys.progress, told)
+        if state.phase is Phase.RUNNING and state.rank == 0 and now >= self._summarized_at + SUMMARY_EVERY_S:
+            self._summarized_at = now
+            self._publish(state, state.settings.keys.summary, self.lookout.summary(state.generation, now))
 
     def _care(self, state: State, now: float) -> None:
         if self._policies.warm is not Warm.AUTO:
@@ -315,25 +332,19 @@ class AgentHands:
         def read() -> None:
             try:
                 kv = self._session.get(self.loop.state.settings.keys.progress)
-                body = json.loads(kv.value) if kv is not None else {}
-                warm, modules = body.get("warm"), body.get("modules", 0)
-            except (StoreError, ValueError, AttributeError):
+                told = load(Published, kv.value, kv.key) if kv is not None else Published()
+            except (StoreError, BadValue):
                 return  # again in a moment; until then a takeover starts cold
-            if isinstance(warm, bool) and isinstance(modules, int):
+            if told.warm is not None:
+                warm, modules = told.warm, told.modules
                 self._calls.put(lambda: self.crew.adopt(warm, modules))
 
         threading.Thread(target=read, name="eh-learn", daemon=True).start()
 
-    def _publish(self, state: State) -> None:
-        body = {
-            "step": self.lookout.newest_step(),
-            "generation": state.generation,
-            "world": state.record.world_size if state.record else 0,
-            "warm": self.crew.warmable,
-            "modules": self.crew.modules,
-        }
-        value = json.dumps({"v": 1, "at": _utc(), "by": state.settings.me.node, **body}).encode()
-        self.loop.post(ev.PublishAsked(state.settings.keys.progress, value))
+    def _publish(self, state: State, key: str, what: Published | Summary | None) -> None:
+        """Fenced, by membership."""
+        if what is not None:
+            self.loop.post(ev.PublishAsked(key, dump(what, at=_utc(), by=state.settings.me.node)))
 
     def close(self) -> None:
         """The agent ends: nothing of ours stays."""

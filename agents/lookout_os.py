@@ -17,6 +17,7 @@ from elastic_health.incidents import Incident
 from elastic_health.liveness.facts import ProcState, RankFacts
 from elastic_health.liveness.judge import judge
 from elastic_health.liveness.memory import JudgeMemory, is_gone
+from elastic_health.liveness.summary import Pace, Published, Summary, oldest_heartbeat_s, summarize
 from elastic_health.messages import Progress
 from elastic_health.policies import StallPolicy
 
@@ -51,11 +52,12 @@ class Lookout:
         self._observer: Observer | None = None
         self._heard: dict[int, tuple[RankFacts, float]] = {}
         self._rank, self._next, self._told = -1, 0.0, False
+        self._pace = Pace()
 
     def start(self, record: Generation, rank: int, observer: Observer) -> None:
         self._record, self._rank, self._observer = record, rank, observer
         self._heard = {}
-        self._next, self._told, self._seen = 0.0, False, set()
+        self._next, self._told, self._seen, self._pace = 0.0, False, set(), Pace()
 
     def stop(self) -> None:
         self._record, self._observer, self._heard = None, None, {}
@@ -86,6 +88,18 @@ class Lookout:
         mine = self._observer.ranks if self._observer is not None else frozenset()
         return frozenset(r for r, (f, _) in self._heard.items() if r not in mine and is_gone(f))
 
+    def published(self, generation: int, warm: bool | None, modules: int, now: float) -> Published:
+        """For the run's `progress`."""
+        world = self._record.world_size if self._record else 0
+        oldest = oldest_heartbeat_s(self._heard, now)
+        return Published(self.newest_step(), generation, world, self._pace.median_s, oldest, warm, modules)
+
+    def summary(self, generation: int, now: float) -> Summary | None:
+        """For the run's `summary`; None while no generation runs."""
+        if self._record is None:
+            return None
+        return summarize(dataclasses.replace(self._record, number=generation), self._heard, self._pace, now, self._policy.stall_after_s)
+
     def look(self, now: float) -> None:
         """Sample if it is time; rank 0 judges."""
         if self._record is None or self._observer is None or now < self._next:
@@ -93,6 +107,7 @@ class Lookout:
         self._next = now + (LOOK_EVERY_S if len(self._record.members) <= SMALL_GROUP else 2 * LOOK_EVERY_S)
         mine = self._observer.observe(now)
         self._heard.update({f.rank: (f, now) for f in mine})
+        self._pace = self._pace.seen(self.newest_step(), now)
         if self._rank != 0:
             self._tell(Progress(self._record.communicator, mine))
             return

@@ -1,8 +1,11 @@
 """Frozen dataclasses to plain JSON values and back, checked field by field.
 
 Only what our records are made of: dataclasses, enums, tuples, mappings with string keys, optional values, and
-`str`, `int`, `float`, `bool`.  Unknown fields are ignored on reading (a newer writer may have added them); a missing
-field takes its default; a wrong type raises `BadValue` naming key and field.
+`str`, `int`, `float`, `bool`.  A missing field takes its default; a wrong type raises `BadValue` naming key and field.
+
+Versions: `v` is the schema's number and changes only when an older reader would misunderstand.  A newer writer that
+merely adds fields keeps `v`: its fields are ignored on reading, and where a value of others is rewritten the class has a
+field made by `rest()`, which carries them through.  Any other `v` raises `OtherVersion`.
 """
 
 from __future__ import annotations
@@ -16,10 +19,29 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from elastic_health.errors import BadValue
+from elastic_health._version import __version__
+from elastic_health.errors import BadValue, OtherVersion
 
 T = TypeVar("T")
 SCHEMA = 1
+STAMPS = frozenset({"v", "at", "by"})
+"""What `dump` adds to every value."""
+REST_BYTES = 65536
+_REST = "rest"
+_SHOWN = 80
+"""Characters of a value, and four times as many of a key, that a message repeats: whoever wrote them may have written megabytes."""
+
+
+def rest() -> Any:
+    """A dataclass field that keeps what a newer writer added, so that rewriting the value loses nothing.  It counts in
+    no comparison, and never goes before a field of our own."""
+    return dataclasses.field(default_factory=dict, compare=False, repr=False, metadata={_REST: True})
+
+
+def shown(text: str, most: int = _SHOWN) -> str:
+    """Foreign text as a message may repeat it: short, and printable whatever its bytes were."""
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: most + 1])
+    return safe if len(text) <= most else f"{safe[:most]}…"
 
 
 def plain(value: Any) -> Any:
@@ -27,7 +49,7 @@ def plain(value: Any) -> Any:
     if value is None or (isinstance(value, str | int | float) and not isinstance(value, enum.Enum)):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return _plain_fields(value)
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, tuple | list):
@@ -35,6 +57,16 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     return value
+
+
+def _plain_fields(value: Any) -> dict[str, Any]:
+    ours, theirs = {}, {}
+    for f in dataclasses.fields(value):
+        if f.metadata.get(_REST):
+            theirs = plain(getattr(value, f.name))
+        else:
+            ours[f.name] = plain(getattr(value, f.name))
+    return {**ours, **{k: v for k, v in theirs.items() if k not in ours}} if theirs else ours
 
 
 def dump(value: Any, *, at: str, by: str) -> bytes:
@@ -47,18 +79,24 @@ def load(cls: type[T], raw: bytes, key: str) -> T:
     """Decode a stored value.
 
     Raises:
-        BadValue: not JSON, not an object, a newer schema, or a field of the wrong type.
+        OtherVersion: `v` is not ours.
+        BadValue: not JSON, not an object, or a field of the wrong type.
     """
+    where = shown(key, 4 * _SHOWN)
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as e:
-        raise BadValue("a JSON object", f"{key}: {e}", "delete or correct this key with etcdctl") from e
+        raise BadValue("a JSON object", f"{where}: {e or 'too deeply nested'}", "delete or correct this key with etcdctl") from e
     if not isinstance(body, dict):
-        raise BadValue("a JSON object", f"{key}: {type(body).__name__}", "delete or correct this key with etcdctl")
+        raise BadValue("a JSON object", f"{where}: {type(body).__name__}", "delete or correct this key with etcdctl")
     version = body.get("v", SCHEMA)
-    if not isinstance(version, int) or version > SCHEMA:
-        raise BadValue(f"schema v <= {SCHEMA}", f"{key}: v={version!r}", "use one version of elastic-health in a run")
-    return build(cls, body, key)
+    if version != SCHEMA or isinstance(version, bool):
+        by = body.get("by")
+        wrote = f", written by {shown(by)}" if isinstance(by, str) and by else ""
+        raise OtherVersion(
+            f"schema v={SCHEMA} (elastic-health {__version__})", f"{where}: v={shown(repr(version))}{wrote}", "use one version in a run"
+        )
+    return build(cls, body, where)
 
 
 def build(cls: type[T], body: Any, where: str) -> T:
@@ -72,7 +110,22 @@ Reader = Callable[[Any, str], Any]
 
 def _bad(where: str, want: Any, found: Any) -> BadValue:
     name = getattr(want, "__name__", str(want))
-    return BadValue(name, f"{where}: {found!r}", "correct this value")
+    return BadValue(name, f"{where}: {shown(_told(found))}", "delete or correct this key with etcdctl")
+
+
+def _bounded(more: dict[str, Any], where: str) -> dict[str, Any]:
+    """What a newer version added is carried along with every rewrite, so it may not be just anything."""
+    if more and len(json.dumps(more)) > REST_BYTES:
+        raise BadValue(f"at most {REST_BYTES} bytes of fields unknown to this version", where, "delete or correct this key with etcdctl")
+    return more
+
+
+def _told(found: Any) -> str:
+    """`repr`, without ever writing out a number of thousands of digits (which Python refuses)."""
+    try:
+        return repr(found)
+    except ValueError:
+        return f"a {type(found).__name__}"
 
 
 def _read(want: Any, value: Any, where: str) -> Any:
@@ -159,7 +212,7 @@ def _mapping_reader(args: tuple[Any, ...]) -> Reader:
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise _bad(where, "an object", value)
-        return {str(k): one(v, f"{where}.{k}") for k, v in value.items()}
+        return {str(k): one(v, f"{where}.{shown(str(k))}") for k, v in value.items()}
 
     return read
 
@@ -168,8 +221,12 @@ def _dataclass_reader(want: Any) -> Reader:
     hints = typing.get_type_hints(want)
     missing = dataclasses.MISSING
     fields = tuple(
-        (f.name, _reader(hints[f.name]), f.default is missing and f.default_factory is missing) for f in dataclasses.fields(want)
+        (f.name, _reader(hints[f.name]), f.default is missing and f.default_factory is missing)
+        for f in dataclasses.fields(want)
+        if not f.metadata.get(_REST)
     )
+    keeper = next((f.name for f in dataclasses.fields(want) if f.metadata.get(_REST)), None)
+    ours = frozenset(name for name, _, _ in fields) | STAMPS
 
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
@@ -179,7 +236,9 @@ def _dataclass_reader(want: Any) -> Reader:
             if name in value:
                 known[name] = one(value[name], f"{where}.{name}")
             elif needed:
-                raise BadValue(f"field {name}", f"{where}: it is missing", "correct this value")
+                raise BadValue(f"field {name}", f"{where}: it is missing", "delete or correct this key with etcdctl")
+        if keeper is not None:
+            known[keeper] = _bounded({k: v for k, v in value.items() if k not in ours}, where)
         return want(**known)
 
     return read

@@ -63,3 +63,7 @@ class LinkError(HealthError):
 
 class BadValue(HealthError):
     """A stored JSON value doesn't have the form that its key requires; `found` names the key."""
+
+
+class OtherVersion(BadValue):
+    """A stored value has the schema of another major version of this package."""

@@ -6,9 +6,12 @@ All of it immutable plain data.  A generation record never changes once written;
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
+from elastic_health.codec import rest
 from elastic_health.windows import Window
 
 
@@ -41,6 +44,7 @@ class Candidate:
         topology: sort key for rank order, "" if unknown.
         generation: the generation it is a member of (state `member`), else 0.
         deadline_s: seconds that `checking` may last.
+        version: of the package that this agent runs.
     """
 
     node: str
@@ -53,6 +57,7 @@ class Candidate:
     topology: str = ""
     generation: int = 0
     deadline_s: float = 0.0
+    version: str = ""
 
 
 @dataclass(frozen=True)
@@ -169,6 +174,7 @@ class CheckpointRecord:
     manifest: str
     state: CheckpointState = CheckpointState.COMMITTED
     why: str = ""
+    rest: Mapping[str, Any] = rest()
 
     @property
     def name(self) -> str:
@@ -191,6 +197,7 @@ class Spent:
     nodes: tuple[str, ...] = ()
     rollback: bool = False
     early: bool = False
+    rest: Mapping[str, Any] = rest()
 
 
 @dataclass(frozen=True)
@@ -212,3 +219,4 @@ class Budget:
     by_node: tuple[tuple[str, int], ...] = ()
     by_signature: tuple[tuple[str, int], ...] = ()
     by_cause: tuple[tuple[str, int], ...] = ()
+    rest: Mapping[str, Any] = rest()

@@ -49,7 +49,7 @@ def _create(store: Store, key: str, value: bytes) -> None:
 def prune(store: Store, keys: RunKeys, kept: int = KEPT) -> int:
     """Delete the oldest records and incidents beyond `kept` of each; returns how many.  Ids sort by time.
 
-    Reads them all: call it once in a while (at a formation), not at each write.
+    Reads them all: it is called once a generation, not at each write.
     """
     deleted = 0
     for prefix in (keys.records, keys.incident("")):

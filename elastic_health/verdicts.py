@@ -5,9 +5,12 @@ Written only when it is to be executed now, and only for the generation whose pr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
+from elastic_health.codec import rest
 from elastic_health.windows import Window
 
 
@@ -75,3 +78,4 @@ class Verdict:
     early: bool = False
     backoff_s: float = 0.0
     writer: str = ""
+    rest: Mapping[str, Any] = rest()

@@ -18,6 +18,9 @@ from elastic_health.rendezvous.state import Phase, Purpose, Sent, Workers
 from elastic_health.rendezvous.store import TxnResult
 from elastic_health.verdicts import Verdict
 
+_MEMBER_PAUSE_S = 0.1
+"""After a refusal: the view shows in a moment what has changed."""
+
 
 def answered(d: Draft, sent: Sent, result: TxnResult) -> None:
     """Take the answer of a transaction in."""
@@ -33,6 +36,8 @@ def _join(d: Draft, _: Sent, r: TxnResult) -> None:
     # Refused with the key there: an earlier try of ours has landed (no one else uses this incarnation).
     d.set(created=r.revision if r.succeeded else found[0].create_revision if found else 0)
     d.set(candidate_mod=r.revision if r.succeeded else found[0].mod_revision if found else 0, checking_told=True)
+    if not d.s.created and any(read.kvs for read in r.reads[1:]):
+        d.set(view=dataclasses.replace(d.s.view, deleting=True))  # the view may not show it yet, or not any more
     if d.s.created:
         d.go(Phase.CHECKING)
 
@@ -84,10 +89,11 @@ def _member(d: Draft, sent: Sent, r: TxnResult) -> None:
             ended=None,
             peer_verdict=None,
         )
-        d.set(pending_incident=None, scale_wanted_since=None, last_commit=None)
+        d.set(pending_incident=None, scale_wanted_since=None, last_commit=None, forget_due=True)
         d.go(Phase.STARTING)
         return
     d.set(generation=0, token=0)
+    d.quiet(Purpose.MEMBER, _MEMBER_PAUSE_S)
     if mine is None:
         d.set(lease_gone=True)
 
@@ -95,9 +101,16 @@ def _member(d: Draft, sent: Sent, r: TxnResult) -> None:
 def _reattach(d: Draft, _: Sent, r: TxnResult) -> None:
     mine = next((kv for read in r.reads for kv in read.kvs if kv.lease == d.s.lease), None)
     if r.succeeded or mine is not None:  # refused with the key there under our lease: an earlier try has landed
-        created = r.revision if r.succeeded or mine is None else mine.create_revision
-        d.set(created=created, candidate_mod=created, lease_gone=False, lease_gone_at=None)
-        d.say("reattached", "the candidate was lost in an outage and is back; the generation goes on")
+        fresh = r.revision if not d.s.reattach_over else d.s.created
+        created, mod = (fresh, r.revision) if mine is None else (mine.create_revision, mine.mod_revision)
+        d.set(created=created, candidate_mod=mod, lease_gone=False, lease_gone_at=None, reattach_over=0)
+        d.say("reattached", "the candidate was lost and is back; the generation goes on")
+        return
+    key = d.s.settings.keys.candidate(*d.s.who)
+    theirs = next((kv for read in r.reads for kv in read.kvs if kv.key == key), None)
+    d.quiet(Purpose.REATTACH, 0.2)
+    if theirs is not None:  # someone else wrote there: this key is ours to put right
+        d.set(reattach_over=theirs.mod_revision, created=theirs.create_revision)
 
 
 def _verdict(d: Draft, sent: Sent, r: TxnResult) -> None:
@@ -126,8 +139,11 @@ def _commit(d: Draft, sent: Sent, r: TxnResult) -> None:
     record, done = sent.commit.record, r.succeeded
     if not done and r.reads and r.reads[0].kvs:
         kv = r.reads[0].kvs[0]
-        stored = load(CheckpointRecord, kv.value, kv.key)
-        done = stored.manifest == record.manifest and stored.state is CheckpointState.COMMITTED
+        try:
+            stored = load(CheckpointRecord, kv.value, kv.key)
+            done = stored.manifest == record.manifest and stored.state is CheckpointState.COMMITTED
+        except BadValue as e:
+            d.say("bad_checkpoint", str(e), warn=True)
     why = "" if done else f"generation {sent.generation} has ended, or a checkpoint of this name exists"
     d.answer_commit(sent.request, done, why, record if done else None)
     if done:
@@ -135,12 +151,21 @@ def _commit(d: Draft, sent: Sent, r: TxnResult) -> None:
 
 
 def _delete(d: Draft, sent: Sent, r: TxnResult) -> None:
+    d.set(forget_due=True)
     if not r.succeeded:
         return
+    d.set(removing=d.s.removing | frozenset(sent.names))
     for name in sent.names:
         record = d.s.view.checkpoints.get(name)
         if record is not None:
             d.do(ev.RemoveFiles(dataclasses.replace(record, state=CheckpointState.DELETING)))
+
+
+def _forget(d: Draft, sent: Sent, r: TxnResult) -> None:
+    """Refused: something was newer than the view; look again."""
+    d.set(forget_due=True)
+    if r.succeeded:
+        d.set(files_gone=d.s.files_gone - frozenset(sent.names))
 
 
 _ANSWERS: Mapping[Purpose, Callable[[Draft, Sent, TxnResult], None]] = {
@@ -152,4 +177,5 @@ _ANSWERS: Mapping[Purpose, Callable[[Draft, Sent, TxnResult], None]] = {
     Purpose.VERDICT: _verdict,
     Purpose.COMMIT: _commit,
     Purpose.DELETE: _delete,
+    Purpose.FORGET: _forget,
 }

@@ -20,7 +20,7 @@ from typing import NoReturn
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from elastic_health.config.load_os import Launch, load_launch, read_password, tls_files
-from elastic_health.errors import ConfigError, HealthError
+from elastic_health.errors import BadValue, ConfigError, HealthError, RunRefused
 from elastic_health.exits import ExitStatus
 from elastic_health.rendezvous.fence import Stamp
 from elastic_health.rendezvous.handler_torch import HealthyHandler, LinkFactory, Place
@@ -34,6 +34,8 @@ log = logging.getLogger("elastic_health")
 _NO_RUN_ID = ("none", "", None)
 _STATUS: Mapping[type[HealthError], ExitStatus] = {
     ConfigError: ExitStatus.BAD_CONFIG,
+    RunRefused: ExitStatus.RUN_REFUSED,
+    BadValue: ExitStatus.RUN_REFUSED,
     StoreRefused: ExitStatus.STORE_REFUSED,
     NotEtcd: ExitStatus.STORE_UNREACHABLE,
     StoreUnavailable: ExitStatus.STORE_UNREACHABLE,
@@ -69,7 +71,7 @@ def _place(params: RendezvousParameters, links: LinkFactory) -> Place:
         store = _connect(launch, endpoints)
         keys = RunKeys(run, launch.prefix)
         stamp = Stamp(datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds"), launch.node)
-        secret = ensure_secret(store, keys, stamp)
+        secret = ensure_secret(store, keys, stamp, launch.policies.membership.join_timeout_s)
     except BaseException:
         close()
         raise

@@ -10,6 +10,7 @@ import dataclasses
 from datetime import datetime, timezone
 from typing import Any
 
+from elastic_health._version import __version__
 from elastic_health.generations import Candidate, CandidateState, CheckpointRecord, CheckpointState
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
@@ -74,6 +75,7 @@ class Draft:
             me.topology,
             generation,
             self.s.settings.policies.membership.join_timeout_s,
+            __version__,
         )
 
     # ---- transactions
@@ -140,7 +142,9 @@ class Draft:
             self.send(Purpose.DELETE, fence.mark_deleting(self.fence(), self.s.view, live, self.stamp()), names=live)
 
     def publish(self, key: str, value: bytes) -> None:
-        if self.leads() and self.can_send(Purpose.PUBLISH):
+        """One at a time of each key; dropped when it can't be written now, since a newer one follows."""
+        under_way = any(s.purpose is Purpose.PUBLISH and s.txn.then[0].key == key for s in self.s.sent.values())
+        if self.leads() and not under_way and self.now >= self.s.quiet_until.get(Purpose.PUBLISH, self.now):
             self.send(Purpose.PUBLISH, fence.publish(self.fence(), key, value))
 
     def refuse_commits(self, why: str) -> None:
@@ -157,7 +161,7 @@ class Draft:
         asked = self.s.workers in (Workers.ASKED, Workers.UP, Workers.DONE)
         self.refuse_commits(f"generation {self.s.generation} has ended: {reason}")
         self.set(pending_incident=None, stop_reason=reason, workers=Workers.STOPPING if asked else Workers.NONE)
-        self.drop(Purpose.STORE, Purpose.COMMIT, Purpose.DELETE, Purpose.PUBLISH, Purpose.MEMBER, Purpose.REATTACH)
+        self.drop(Purpose.STORE, Purpose.COMMIT, Purpose.DELETE, Purpose.FORGET, Purpose.PUBLISH, Purpose.MEMBER, Purpose.REATTACH)
         self.go(Phase.STOPPING)
         if asked:
             self.do(ev.StopWorkers(self.s.generation, self.s.ended, reason))
@@ -180,7 +184,7 @@ class Draft:
             self.set(joined_at=self.now)
         self.set(
             incarnation=self.s.incarnation + 1, lease=0, lease_deadline=float("-inf"), lease_gone=False, lease_gone_at=None,
-            lease_asked_at=None, created=0, candidate_mod=0, checking_told=False, generation=0, token=0, preflight=None,
+            lease_asked_at=None, created=0, candidate_mod=0, reattach_over=0, checking_told=False, generation=0, token=0, preflight=None,
             preflight_asked=False, sent={}, peers={}, ended=None, pending_incident=None, peer_verdict=None, held=0,
             telling=None, told=False,
         )  # fmt: skip

@@ -47,13 +47,14 @@ class TxnDone:
 @dataclass(frozen=True)
 class TxnFailed:
     """`ambiguous`: it may have landed, or still may; else it surely didn't.  `fatal`: asking again can't help.
-    `lease_gone`: it put under a lease that has ended."""
+    `lease_gone`: it put under a lease that has ended.  `full`: the store is over its quota; people can make room."""
 
     id: int
     ambiguous: bool
     reason: str = ""
     fatal: bool = False
     lease_gone: bool = False
+    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,13 @@ class DeleteAsked:
 
 
 @dataclass(frozen=True)
+class FilesGone:
+    """Nothing of this checkpoint, whose record says `deleting`, is left on disk."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class PublishAsked:
     """Rank-0 agent: put a fenced key (progress, summary).  Dropped when it can't be written now."""
 
@@ -199,6 +207,7 @@ Event = (
     | Probed
     | CommitAsked
     | DeleteAsked
+    | FilesGone
     | PublishAsked
     | StopAsked
     | Held

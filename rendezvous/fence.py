@@ -51,8 +51,10 @@ class Stamp:
 
 
 def join(keys: RunKeys, candidate: Candidate, lease: int, stamp: Stamp) -> Txn:
+    """The first write of an incarnation; none while the run is being deleted."""
     key = keys.candidate(candidate.node, candidate.incarnation)
-    return Txn((Compare(key, Target.CREATE, 0),), (Put(key, stamp.value(candidate), lease),), (Get(key),))
+    compare = (Compare(key, Target.CREATE, 0), Compare(keys.deleting, Target.CREATE, 0))
+    return Txn(compare, (Put(key, stamp.value(candidate), lease),), (Get(key), Get(keys.deleting)))
 
 
 def candidate_state(keys: RunKeys, candidate: Candidate, mod: int, lease: int, stamp: Stamp) -> Txn:
@@ -69,10 +71,11 @@ def member(fence: Fence, candidate: Candidate, created: int, lease: int, stamp: 
     return Txn((*fence.compares(), own), (Put(key, stamp.value(candidate), lease),), (Get(fence.keys.current), Get(key)))
 
 
-def reattach(fence: Fence, candidate: Candidate, lease: int, stamp: Stamp) -> Txn:
-    """After an outage: the candidate again, same incarnation, while the generation has no verdict."""
+def reattach(fence: Fence, candidate: Candidate, lease: int, stamp: Stamp, over: int = 0) -> Txn:
+    """After an outage: the candidate again, same incarnation, while the generation has no verdict.  `over`: mod revision
+    of what somebody else wrote there (0: it is absent)."""
     key = fence.keys.candidate(candidate.node, candidate.incarnation)
-    return Txn((*fence.compares(), Compare(key, Target.CREATE, 0)), (Put(key, stamp.value(candidate), lease),), (Get(key),))
+    return Txn((*fence.compares(), Compare(key, Target.MOD, over)), (Put(key, stamp.value(candidate), lease),), (Get(key),))
 
 
 def leave(keys: RunKeys, who: Who) -> Txn:
@@ -105,6 +108,13 @@ def mark_deleting(fence: Fence, view: View, names: Iterable[str], stamp: Stamp) 
         gone = dataclasses.replace(view.checkpoints[name], state=CheckpointState.DELETING)
         puts.append(Put(key, stamp.value(gone)))
     return Txn(tuple(compares), tuple(puts))
+
+
+def forget(fence: Fence, view: View, names: Iterable[str]) -> Txn:
+    """Delete the records of checkpoints whose files are gone, as they were read."""
+    at = tuple((fence.keys.checkpoint(name), view.checkpoint_mods[name]) for name in names)
+    compares = (*fence.compares(), *(Compare(key, Target.MOD, mod) for key, mod in at))
+    return Txn(compares, tuple(Delete(key) for key, _ in at))
 
 
 def verdict(keys: RunKeys, v: Verdict, record: Record, stamp: Stamp, view: View, dead: Iterable[Who] = ()) -> Txn:
@@ -140,6 +150,7 @@ def form(keys: RunKeys, view: View, me: Who, g: Generation, budget: Budget, aban
         Compare(keys.generation(g.number), Target.CREATE, 0),
     ]
     if g.previous:
+        # As it was read: a person may have reopened the run meanwhile, or again.
         compares.append(Compare(keys.verdict(g.previous), Target.MOD, view.verdict_mods.get(g.previous, -1)))
     if g.plan.checkpoint is not None:
         compares.append(Compare(keys.checkpoint(g.plan.checkpoint), Target.MOD, view.checkpoint_mods[g.plan.checkpoint]))

@@ -16,7 +16,7 @@ from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.gather import formation
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.loss import lost_members, probe_missing, stop_telling
-from elastic_health.rendezvous.refusal import Refusal, calls_a_person, ended, refuse, resumable
+from elastic_health.rendezvous.refusal import Refusal, calls_a_person, ended, refuse, resumable, unusable
 from elastic_health.rendezvous.state import Phase, Purpose
 from elastic_health.verdicts import Cause
 
@@ -39,7 +39,7 @@ def joining(d: Draft) -> None:
     if not (s.synced and s.fleet_synced):
         return _join_timeout(d, ExitStatus.STORE_UNREACHABLE, "the store did not answer")
     over = ended(s.view) if s.was_member else None
-    refusal = over or refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
+    refusal = over or unusable(s.view, s.settings.keys) or refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
     if refusal is not None:
         return leave_ended(d, over) if over is not None else d.leave(refusal.status, refusal.text)
     if resumable(s.view):
@@ -94,6 +94,8 @@ def _outside(d: Draft) -> bool:
         d.rejoin()
     elif (over := ended(s.view)) is not None:
         leave_ended(d, over)
+    elif (broken := unusable(s.view, s.settings.keys)) is not None:
+        d.leave(broken.status, broken.text)
     elif s.view.barred(s.settings.me.node, d.wall) is not None:
         refusal = refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
         d.leave(ExitStatus.QUARANTINED, refusal.text if refusal else "quarantined")
@@ -144,6 +146,9 @@ def ready(d: Draft) -> None:
             candidate = d.candidate(CandidateState.MEMBER, record.number)
             d.send(Purpose.MEMBER, fence.member(d.fence(), candidate, s.created, s.lease, d.stamp()))
         return
+    broken = unusable(s.view, s.settings.keys, forming=True)
+    if broken is not None:
+        return d.leave(broken.status, broken.text)
     since = max(s.since, s.verdict_seen.get(s.view.current, s.since))
     probe_missing(d)
     formation(d)

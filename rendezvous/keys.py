@@ -128,6 +128,11 @@ class RunKeys:
         return f"{self.root}paged"
 
     @property
+    def deleting(self) -> str:
+        """There while `runs delete` removes this run: nobody joins."""
+        return f"{self.root}deleting"
+
+    @property
     def progress(self) -> str:
         return f"{self.root}progress"
 

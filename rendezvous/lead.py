@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from elastic_health.checkpoints.line import top
-from elastic_health.checkpoints.retention import Keep, expendable
-from elastic_health.generations import CandidateState, Generation
+from elastic_health.checkpoints.retention import Keep, expendable, forgettable
+from elastic_health.generations import CandidateState, CheckpointState, Generation
 from elastic_health.policies import ScaleUp
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
@@ -19,6 +19,7 @@ from elastic_health.verdicts import Cause
 COMMIT_PATIENCE_S = 0.5
 """How long a worker's commit waits for the store before it is told to go on: far above a healthy store's answer
 (milliseconds), far below what anyone would call a pause."""
+_FORGET_AT_ONCE = 40
 
 
 def lead(d: Draft, record: Generation) -> None:
@@ -26,6 +27,7 @@ def lead(d: Draft, record: Generation) -> None:
     _commit(d, record)
     _let_go_on(d)
     _retain(d, record)
+    _forget(d, record)
     if _all_done(d, record):
         if d.leads() and not _commits_left(d):
             judge(d, incident(d, Cause.FINISHED, "all workers ended with status 0"))
@@ -74,6 +76,21 @@ def _retain(d: Draft, record: Generation) -> None:
         return
     d.set(retain_due=False)
     d.ask_deletion(expendable(s.view.checkpoints, s.generation, record.plan.checkpoint, _keep(s)))
+
+
+def _forget(d: Draft, record: Generation) -> None:
+    """What is on its way out: its files are removed here (who began it may be dead), and a record goes, behind the fence,
+    once its files are gone and no line needs it any more."""
+    s, known = d.s, d.s.view.checkpoints
+    if not s.forget_due or not d.leads() or not d.can_send(Purpose.FORGET):
+        return
+    going = frozenset(n for n, r in known.items() if r.state is CheckpointState.DELETING)
+    for name in sorted(going - s.removing):
+        d.do(ev.RemoveFiles(known[name]))
+    d.set(forget_due=False, removing=(s.removing | going) & frozenset(known), files_gone=s.files_gone & frozenset(known))
+    names = forgettable(known, d.s.files_gone, record.plan.checkpoint)[:_FORGET_AT_ONCE]
+    if names:
+        d.send(Purpose.FORGET, fence.forget(d.fence(), s.view, names), names=names)
 
 
 def _keep(s: State) -> Keep:

@@ -100,7 +100,7 @@ class MembershipLoop:
         self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="eh-lease")
         self._watches: list[Watch] = []
-        self._last_said = ""
+        self._last_said = self._last_warned = ""
         self._turn = threading.Lock()
         self.state = start(settings, self._clock())
 
@@ -223,6 +223,11 @@ class MembershipLoop:
             self._last_said = line
             log.log(logging.WARNING if e.warn else logging.INFO, "%s", line)
 
+    def _warn_once(self, line: str) -> None:
+        if line != self._last_warned:
+            self._last_warned = line
+            log.warning("%s", line)
+
     def _send(self, id: int, txn: Txn) -> None:
         self._store.txn_async(txn, lambda answer: self.post(_answer(id, answer)))
 
@@ -233,7 +238,7 @@ class MembershipLoop:
                 lease = self._store.grant(ttl_s)
                 self.post(ev.LeaseHeld(lease.id, sent_at, lease.ttl_s))
             except StoreError as e:
-                log.warning("no lease: %s", e)
+                self._warn_once(f"no lease for {self.state.settings.keys.candidate(*self.state.who)}: {e}")
                 self.post(ev.LeaseFailed(0, False))
 
         self._pool.submit(ask)
@@ -260,5 +265,5 @@ class MembershipLoop:
 def _answer(id: int, answer: TxnResult | StoreError) -> ev.Event:
     if isinstance(answer, TxnResult):
         return ev.TxnDone(id, answer)
-    fatal = isinstance(answer, StoreRefused | StoreFull | RequestTooLarge)
-    return ev.TxnFailed(id, isinstance(answer, StoreAmbiguous), str(answer), fatal, isinstance(answer, LeaseGone))
+    fatal, full = isinstance(answer, StoreRefused | RequestTooLarge), isinstance(answer, StoreFull)
+    return ev.TxnFailed(id, isinstance(answer, StoreAmbiguous), str(answer), fatal, isinstance(answer, LeaseGone), full)

@@ -15,7 +15,8 @@ from elastic_health.messages import Goodbye, Reaped, VerdictSeen, WorkersDone
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.answers import answered
 from elastic_health.rendezvous.draft import Draft
-from elastic_health.rendezvous.state import RESENT, WAYS, Peer, Phase, Settings, State, Workers
+from elastic_health.rendezvous.state import RESENT, WAYS, Peer, Phase, Sent, Settings, State, Workers
+from elastic_health.rendezvous.store import Get
 from elastic_health.rendezvous.turns import turn
 from elastic_health.rendezvous.view import View, Who, apply
 
@@ -25,6 +26,8 @@ RESEND_S = (0.1, 0.2, 0.5, 1.0)
 
 MOST_WAITING_COMMITS = 256
 """Checkpoints that may wait for the store at once; one a second fills it within the default bound of an outage."""
+_MOST_TOLD = 20
+"""Of the keys that can't be read, how many are named."""
 
 
 class BrokenInvariant(AssertionError):
@@ -81,6 +84,9 @@ def _store_changed(d: Draft, e: ev.StoreChanged) -> None:
     if seen:
         d.set(verdict_seen={**d.s.verdict_seen, **seen})
     _note_gone(d, before, view)
+    for key, why in sorted(view.unreadable.items())[:_MOST_TOLD]:
+        if before.unreadable.get(key) != why:
+            d.say("unreadable", why, warn=True)
     if not e.fleet and 0 < d.s.created <= e.batch.revision and d.s.who not in view.candidates:
         d.set(lease_gone=True)  # what is told of revisions before `created` speaks of an earlier candidate
 
@@ -127,11 +133,12 @@ def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
     if e.lease_gone:
         d.set(lease_gone=True)
         _store_is_back(d)
-    elif not e.fatal and d.s.store_lost_since is None:
+    elif not (e.fatal or e.full) and d.s.store_lost_since is None:
         d.set(store_lost_since=d.now)
     pause = RESEND_S[min(sent.tries, len(RESEND_S)) - 1]
-    if e.fatal:
-        d.say("store_refuses", f"{sent.purpose.value}: {e.reason}", warn=True)
+    if e.fatal or e.full:
+        later = "; it is tried again" if e.full else ""
+        d.say("store_refuses", f"{_written(sent)} could not be written ({sent.purpose.value}): {e.reason}{later}", warn=True)
         pause = RESEND_S[-1]
     if e.ambiguous and sent.purpose in RESENT:
         again = dataclasses.replace(sent, resend_at=d.now + pause, tries=sent.tries + 1)
@@ -143,6 +150,11 @@ def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
         d.answer_commit(sent.request, False, f"the store refuses it: {e.reason}")
     elif sent.request:
         d.commit_waits_again(sent)
+
+
+def _written(sent: Sent) -> str:
+    """The first key that a transaction would write: a person looks there."""
+    return next((op.key for op in sent.txn.then if not isinstance(op, Get)), "nothing")
 
 
 def _lease_held(d: Draft, e: ev.LeaseHeld) -> None:
@@ -236,6 +248,10 @@ def _delete_asked(d: Draft, e: ev.DeleteAsked) -> None:
     d.ask_deletion(e.names)
 
 
+def _files_gone(d: Draft, e: ev.FilesGone) -> None:
+    d.set(files_gone=d.s.files_gone | {e.name}, forget_due=True)
+
+
 def _publish_asked(d: Draft, e: ev.PublishAsked) -> None:
     d.publish(e.key, e.value)
 
@@ -268,6 +284,7 @@ ABSORB: Mapping[type, Callable[[Draft, Any], None]] = {
     ev.Probed: _probed,
     ev.CommitAsked: _commit_asked,
     ev.DeleteAsked: _delete_asked,
+    ev.FilesGone: _files_gone,
     ev.PublishAsked: _publish_asked,
     ev.StopAsked: _stop_asked,
     ev.Held: _held,

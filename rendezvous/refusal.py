@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from elastic_health.codec import shown
 from elastic_health.exits import ExitStatus
 from elastic_health.generations import RunSpec
+from elastic_health.rendezvous.keys import RunKeys
 from elastic_health.rendezvous.view import View
 from elastic_health.verdicts import Verdict, VerdictKind
 
@@ -85,3 +87,40 @@ def _other_run(view: View, spec: RunSpec) -> Refusal | None:
             "start the same script with the same arguments, or use another --rdzv-id",
         )
     return None
+
+
+def unusable(view: View, keys: RunKeys, *, forming: bool = False) -> Refusal | None:
+    """What etcd holds of this run can't be gone on with: somebody else wrote there, or it is being deleted.
+
+    Args:
+        forming: also look at what the next generation would be made from.
+    """
+    if view.deleting:
+        text = f"expected a run id that is free; found run {keys.run} being deleted ({keys.deleting}); "
+        return Refusal(ExitStatus.RUN_REFUSED, f"{text}start again once it is gone, or `elastic-health runs delete {keys.run}` once more")
+    needed = {keys.current, keys.generation(view.current), keys.verdict(view.current)} | ({keys.budget} if forming else set())
+    bad = sorted(k for k in view.unreadable if k in needed or (forming and k.startswith(keys.checkpoints)))
+    if bad:
+        more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+        return Refusal(ExitStatus.RUN_REFUSED, f"{view.unreadable[bad[0]]}{more}")
+    newest = max(view.generations, default=0)
+    if view.current != newest:
+        return Refusal(
+            ExitStatus.RUN_REFUSED,
+            f"expected {keys.current} to name the newest of the run's generations, {newest}; found {shown(str(view.current or 'none'))}; "
+            "put back what is missing there, or delete the run with `elastic-health runs delete`",
+        )
+    return None
+
+
+def torn_fence(view: View, keys: RunKeys, generation: int, token: int) -> str:
+    """Why generation `generation`, which no readable verdict and no newer generation has ended, is over all the same.
+
+    Agents write `current` only together with a newer generation, and a verdict only once.  Returns "" if it isn't over.
+    """
+    if keys.verdict(generation) in view.unreadable:
+        return view.unreadable[keys.verdict(generation)]
+    if view.current_mod != token:
+        why = view.unreadable.get(keys.current) or f"expected {keys.current} as generation {generation} began with; found it rewritten"
+        return f"{why}; nothing of generation {generation} can be committed any more"
+    return ""

@@ -91,7 +91,7 @@ def _put_back(d: Draft) -> tuple[bool, str]:
             d.do(ev.GrantLease(s.settings.bounds.lease_s))
     elif d.can_send(Purpose.REATTACH):
         candidate = d.candidate(CandidateState.MEMBER, s.generation)
-        d.send(Purpose.REATTACH, fence.reattach(d.fence(), candidate, s.lease, d.stamp()))
+        d.send(Purpose.REATTACH, fence.reattach(d.fence(), candidate, s.lease, d.stamp(), s.reattach_over))
     return True, ""
 
 

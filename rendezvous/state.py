@@ -97,6 +97,7 @@ class Purpose(Enum):
     STORE = "store"
     COMMIT = "commit"
     DELETE = "delete"
+    FORGET = "forget"
     PUBLISH = "publish"
     LEAVE = "leave"
 
@@ -244,6 +245,7 @@ class State:
     told_done_at: float = float("-inf")
     created: int = 0
     candidate_mod: int = 0
+    reattach_over: int = 0
     checking_told: bool = False
     waiting_commits: tuple[CommitAsked, ...] = ()
     unanswered_commits: Mapping[int, float] = field(default_factory=dict)
@@ -251,6 +253,9 @@ class State:
     scale_wanted_since: float | None = None
     commits: int = 0
     retain_due: bool = False
+    removing: frozenset[str] = frozenset()
+    files_gone: frozenset[str] = frozenset()
+    forget_due: bool = True
     keep: int = 0
     last_commit: str | None = None
     stopping: str | None = None

@@ -22,7 +22,7 @@ from elastic_health.rendezvous.joining import LEASE_RETRY_S, checking, joining, 
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.lead import lead
 from elastic_health.rendezvous.loss import lost_members
-from elastic_health.rendezvous.refusal import end_of, ended
+from elastic_health.rendezvous.refusal import end_of, ended, torn_fence
 from elastic_health.rendezvous.serve import may_run, settle_incident
 from elastic_health.rendezvous.state import Peer, Phase, Purpose, Workers
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
@@ -83,6 +83,10 @@ def _member_common(d: Draft) -> bool:
     if newer is not None and newer.number > s.generation and not (newer.kind is GenerationKind.IN_PLACE and newer.previous == s.generation):
         d.stop_workers(f"generation {newer.number} has formed")
         return True
+    torn = torn_fence(s.view, s.settings.keys, s.generation, s.token) if newer is None or newer.number <= s.generation else ""
+    if torn:
+        d.stop_workers(torn)
+        return True
     if s.stopping is not None:
         if judge_drain(d) or not s.fresh(d.now):
             d.stop_workers(s.stopping)
@@ -133,6 +137,9 @@ def _starting(d: Draft) -> None:
         elif s.store_address is not None and s.fresh(d.now) and d.can_send(Purpose.STORE):
             d.send(Purpose.STORE, fence.publish_store(d.fence(), s.store_address, d.stamp()))
     address = s.view.stores.get(s.generation)
+    broken = s.view.unreadable.get(s.settings.keys.store(s.generation))
+    if broken is not None and s.workers is Workers.NONE:
+        judge(d, incident(d, Cause.NOT_STARTED, broken))
     if address is not None and s.workers is Workers.NONE and s.rank is not None:
         d.set(workers=Workers.ASKED)
         first = record.members[0]

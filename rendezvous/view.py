@@ -2,7 +2,8 @@
 
 Law: a view is a function of the batches applied, in order; applying one returns a new view.  A value that can't be
 read is not an error here: it is kept in `unreadable` (key -> message) and counts as absent, so that a hand-edited key
-can stop a decision but never crash an agent.
+can stop a decision (`refusal.unusable`) but never crash an agent.  Two are not what they seem to be: a node whose
+quarantine can't be read is in quarantine, and a candidate without a lease is no candidate, since it would outlive its agent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic_health.codec import load
+from elastic_health.codec import load, shown
 from elastic_health.errors import BadValue, DataError
 from elastic_health.generations import Budget, Candidate, CheckpointRecord, Generation, StoreAddress
 from elastic_health.rendezvous.keys import FleetKeys, RunKeys, last_segment
@@ -69,6 +70,7 @@ class View:
     skips: Mapping[str, Window] = field(default_factory=dict)
     budget: Budget = field(default_factory=Budget)
     budget_mod: int = 0
+    deleting: bool = False
     quarantined: Mapping[str, Quarantined] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
@@ -111,6 +113,7 @@ class _Draft:
 
     def __init__(self, view: View, keys: RunKeys) -> None:
         self._view, self._keys, self._changed = view, keys, dict[str, Any]()
+        self._barred = f"{FleetKeys(keys.prefix).quarantine}nodes/"
         self._rooms: tuple[tuple[str, str, Callable[[KeyValue], tuple[Any, Any]]], ...] = (
             (keys.candidates, "candidates", _entry),
             (keys.generations, "generations", _generation),
@@ -118,7 +121,7 @@ class _Draft:
             (f"{keys.root}stores/", "stores", _store),
             (keys.checkpoints, "checkpoints", _checkpoint),
             (keys.skips, "skips", _skip),
-            (f"{FleetKeys(keys.prefix).quarantine}nodes/", "quarantined", _quarantined),
+            (self._barred, "quarantined", _quarantined),
         )
 
     def _map(self, name: str) -> dict[Any, Any]:
@@ -133,6 +136,8 @@ class _Draft:
         except (BadValue, DataError, ValueError) as e:  # ValueError: a number in the key that is none
             self.remove(kv.key)
             self._map("unreadable")[kv.key] = str(e)
+            if kv.key.startswith(self._barred):
+                self._map("quarantined")[last_segment(kv.key)] = Quarantined(f"what its key says can't be read: {e}")
 
     def _put(self, kv: KeyValue) -> None:
         if kv.key == self._keys.current:
@@ -140,6 +145,8 @@ class _Draft:
             self._changed["current_mod"] = kv.mod_revision
         elif kv.key == self._keys.budget:
             self._changed["budget"], self._changed["budget_mod"] = load(Budget, kv.value, kv.key), kv.mod_revision
+        elif kv.key == self._keys.deleting:
+            self._changed["deleting"] = True
         else:
             for prefix, name, read in self._rooms:
                 if kv.key.startswith(prefix):
@@ -149,10 +156,13 @@ class _Draft:
                         self._map(_MODS[name])[at] = kv.mod_revision
 
     def remove(self, key: str) -> None:
+        self._map("unreadable").pop(key, None) if key in self._view.unreadable else None
         if key == self._keys.current:
             self._changed["current"], self._changed["current_mod"] = 0, 0
         elif key == self._keys.budget:
             self._changed["budget"], self._changed["budget_mod"] = Budget(), 0
+        elif key == self._keys.deleting:
+            self._changed["deleting"] = False
         for prefix, name, _ in self._rooms:
             if key.startswith(prefix):
                 self._map(name).pop(_at(name, key), None)
@@ -164,7 +174,10 @@ class _Draft:
             if (name == "quarantined") == fleet:
                 self._changed[name] = {}
         if not fleet:
-            self._changed.update(current=0, current_mod=0, budget=Budget(), budget_mod=0, checkpoint_mods={}, verdict_mods={})
+            self._changed.update(current=0, current_mod=0, budget=Budget(), budget_mod=0, deleting=False)
+            self._changed.update({mods: {} for mods in _MODS.values()})
+        here = FleetKeys(self._keys.prefix).quarantine if fleet else self._keys.root
+        self._changed["unreadable"] = {k: why for k, why in self._view.unreadable.items() if not k.startswith(here)}
         for kv in kvs:
             self.put(kv)
 
@@ -186,6 +199,8 @@ def _at(room: str, key: str) -> Any:
 def _entry(kv: KeyValue) -> tuple[Who, Entry]:
     c, at = load(Candidate, kv.value, kv.key), _at("candidates", kv.key)
     _same(kv.key, at, (c.node, c.incarnation))
+    if not kv.lease:
+        raise BadValue("a candidate under its agent's lease", f"{shown(kv.key, 320)}: one without", "delete this key: nobody else will")
     return at, Entry(c, kv.create_revision, kv.mod_revision)
 
 
@@ -202,7 +217,10 @@ def _verdict(kv: KeyValue) -> tuple[int, Verdict]:
 
 
 def _store(kv: KeyValue) -> tuple[int, StoreAddress]:
-    return int(last_segment(kv.key)), load(StoreAddress, kv.value, kv.key)
+    at = _at("stores", kv.key)
+    if not isinstance(at, int):
+        raise BadValue("the number of a generation", shown(kv.key, 320), "delete this key")
+    return at, load(StoreAddress, kv.value, kv.key)
 
 
 def _checkpoint(kv: KeyValue) -> tuple[str, CheckpointRecord]:
@@ -218,7 +236,8 @@ def _same(key: str, spelt: object, said: object) -> None:
         DataError: key and value disagree.
     """
     if spelt != said:
-        raise DataError(f"a value that speaks of {spelt}, as its key does", f"{key}: {said}", "correct or delete this key")
+        found = f"{shown(key, 320)}: {shown(str(said))}"
+        raise DataError(f"a value that speaks of {shown(str(spelt))}, as its key does", found, "correct or delete this key")
 
 
 def _skip(kv: KeyValue) -> tuple[str, Window]:

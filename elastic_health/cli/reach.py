@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
 from elastic_health.config.load_os import load, read_password, tls_files
 from elastic_health.errors import ConfigError
 from elastic_health.recovery.snapshot import RunSnapshot, snapshot
-from elastic_health.rendezvous.keys import RunKeys, check_segment
-from elastic_health.rendezvous.store import Store
+from elastic_health.rendezvous.keys import FleetKeys, RunKeys, check_segment
+from elastic_health.rendezvous.store import KeyValue, Store
 from elastic_health.variables import CONFIG, ENDPOINT
 
 if TYPE_CHECKING:
@@ -70,3 +73,27 @@ def read_run(store: Store, keys: RunKeys) -> RunSnapshot:
     if not kvs:
         raise NotFound(f"expected a run below {keys.prefix}runs/; found nothing of {keys.run}; see `elastic-health runs list`")
     return snapshot(keys, kvs)
+
+
+def by_run(store: Store, prefix: str) -> dict[str, list[KeyValue]]:
+    """All keys of all runs, in order of the run ids; a key right below `runs/` belongs to none."""
+    root, found = FleetKeys(prefix).runs, dict[str, list[KeyValue]]()
+    for kv in store.range(root).kvs:
+        run, slash, _ = kv.key[len(root) :].partition("/")
+        if slash:
+            found.setdefault(run, []).append(kv)
+    return dict(sorted(found.items()))
+
+
+def utc(now: float) -> str:
+    """Seconds since the epoch as ISO 8601."""
+    return datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def me() -> str:
+    """user@host, for `by`."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in some containers
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,16 +1,14 @@
-"""`elastic-health runs`: list, show, skip, reopen."""
+"""`elastic-health runs`: list, show, skip, reopen (and, in `deleting`, delete)."""
 
 from __future__ import annotations
 
 import argparse
-import getpass
 import os
-import socket
 import time
-from datetime import datetime, timezone
 
+from elastic_health.cli import deleting
 from elastic_health.cli.codes import Code
-from elastic_health.cli.reach import NotFound, add_arguments, reached, read_run, run_keys
+from elastic_health.cli.reach import NotFound, add_arguments, by_run, me, reached, read_run, run_keys, utc
 from elastic_health.cli.show import say, say_json, table
 from elastic_health.cli.told import as_lines, as_object
 from elastic_health.codec import dump
@@ -19,8 +17,8 @@ from elastic_health.ids import RANDOM_BYTES, ulid
 from elastic_health.recovery.reopen import Who, reopen
 from elastic_health.recovery.skips import covers
 from elastic_health.recovery.snapshot import RunSnapshot, snapshot
-from elastic_health.rendezvous.keys import FleetKeys, RunKeys
-from elastic_health.rendezvous.store import Compare, KeyValue, Put, Store, StoreAmbiguous, Target, Txn
+from elastic_health.rendezvous.keys import RunKeys
+from elastic_health.rendezvous.store import Compare, Put, Store, StoreAmbiguous, Target, Txn
 from elastic_health.windows import Window
 
 _TRIES = 5
@@ -28,7 +26,7 @@ _TRIES = 5
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register `runs …`."""
-    runs = commands.add_parser("runs", help="list, show, skip data in, or reopen runs").add_subparsers(required=True, metavar="COMMAND")
+    runs = commands.add_parser("runs", help="list, show, reopen, delete runs, skip data").add_subparsers(required=True, metavar="COMMAND")
     one = runs.add_parser("list", help="every run below the prefix")
     add_arguments(one)
     one.set_defaults(do=list_runs)
@@ -49,15 +47,12 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     one.add_argument("--reason", default="")
     add_arguments(one)
     one.set_defaults(do=reopen_run)
+    deleting.add_command(runs)
 
 
 def list_runs(arguments: argparse.Namespace) -> Code:
     with reached(arguments) as (store, prefix):
-        root = FleetKeys(prefix).runs
-        by_run: dict[str, list[KeyValue]] = {}
-        for kv in store.range(root).kvs:
-            by_run.setdefault(kv.key[len(root) :].split("/", 1)[0], []).append(kv)
-    snaps = [snapshot(RunKeys(run, prefix), kvs) for run, kvs in sorted(by_run.items())]
+        snaps = [snapshot(RunKeys(run, prefix), kvs) for run, kvs in by_run(store, prefix).items()]
     if arguments.json:
         say_json({"runs": [_in_short(s) for s in snaps]})
     elif not snaps:
@@ -98,7 +93,7 @@ def skip(arguments: argparse.Namespace) -> Code:
         there = covers(store.range(keys.skips).kvs, window.start, window.end)
         key = there or keys.skip(new_id())
         if there is None:
-            _create(store, key, dump(window, at=_utc(time.time()), by=_me()))
+            _create(store, key, dump(window, at=utc(time.time()), by=me()))
     if arguments.json:
         say_json({"key": key, "start": window.start, "end": window.end, "recorded": there is None})
     else:
@@ -111,7 +106,7 @@ def reopen_run(arguments: argparse.Namespace) -> Code:
     now = time.time()
     with reached(arguments) as (store, prefix):
         snap = read_run(store, run_keys(arguments, prefix))
-        txn, record = reopen(snap, new_id(), Who(_me(), _utc(now), now, arguments.reason))
+        txn, record = reopen(snap, new_id(), Who(me(), utc(now), now, arguments.reason))
         _send(store, txn, snap.keys.record(record.id))
     if arguments.json:
         say_json({"run": snap.keys.run, "reopened": True, "record": record.id})
@@ -142,15 +137,3 @@ def _send(store: Store, txn: Txn, proof: str) -> None:
 
 def new_id() -> str:
     return ulid(time.time(), os.urandom(RANDOM_BYTES))
-
-
-def _utc(now: float) -> str:
-    return datetime.fromtimestamp(now, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _me() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in some containers
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"

@@ -6,11 +6,10 @@ import argparse
 import queue
 import sys
 import time
-from datetime import datetime, timezone
 
 from elastic_health.cli.codes import Code
 from elastic_health.cli.reach import add_arguments, reached, read_run, run_keys
-from elastic_health.cli.show import say, say_json, table
+from elastic_health.cli.show import few, say, say_json, table, when
 from elastic_health.cli.told import as_lines, as_object
 from elastic_health.recovery.snapshot import RunSnapshot, RunState
 from elastic_health.recovery.story import headline, story
@@ -49,21 +48,12 @@ def records(arguments: argparse.Namespace) -> Code:
         return Code.OK
     head = ("when", "gen", "action", "cause", "step", "ranks", "nodes", "decision")
     rows = [
-        (_when(r.at), r.generation, r.action if r.done else f"({r.action})", r.cause, r.step, _few(r.ranks), _few(r.nodes), r.decision)
+        (when(r.at), r.generation, r.action if r.done else f"({r.action})", r.cause, r.step, few(r.ranks), few(r.nodes), r.decision)
         for r in found
     ]
     say(table(head, rows) if rows else [f"no records of run {snap.keys.run}"])
     say(f"could not be read: {text}" for text in snap.unreadable)
     return Code.OK
-
-
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ") if at else ""
-
-
-def _few(names: tuple[object, ...]) -> str:
-    shown = ",".join(str(n) for n in names[:4])
-    return f"{shown},… ({len(names)})" if len(names) > 4 else shown
 
 
 def why(arguments: argparse.Namespace) -> Code:

@@ -6,27 +6,31 @@ Law: a value that can't be read is named in `unreadable` and left out; it never 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from elastic_health.codec import load
-from elastic_health.errors import BadValue
+from elastic_health.codec import load, shown
+from elastic_health.errors import BadValue, DataError
 from elastic_health.exits import ExitStatus
-from elastic_health.generations import Budget, Candidate, CheckpointRecord, CheckpointState, Generation
+from elastic_health.generations import Budget, Candidate, CheckpointRecord, CheckpointState, Generation, StoreAddress
 from elastic_health.incidents import Record
+from elastic_health.liveness.summary import Published, Summary
 from elastic_health.recovery.skips import read_skips
 from elastic_health.rendezvous.keys import RunKeys
 from elastic_health.rendezvous.store import KeyValue
+from elastic_health.rendezvous.view import Current
 from elastic_health.verdicts import Verdict, VerdictKind
 from elastic_health.windows import Window
 
 
 class RunState(Enum):
-    """Where a run is.  `capped` and `stopped` are ends; `restarting` has a verdict and no next generation yet."""
+    """Where a run is.  `capped` and `stopped` are ends; `restarting` has a verdict and no next generation yet; `deleting`:
+    a deletion began and has not ended."""
 
     EMPTY = "empty"
+    DELETING = "deleting"
     FORMING = "forming"
     RUNNING = "running"
     LOST = "lost"
@@ -38,7 +42,8 @@ class RunState(Enum):
 
 @dataclass(frozen=True)
 class RunSnapshot:
-    """`at` maps a key to the UTC time in its value.  `progress` and `summary` are the published JSON objects as they are."""
+    """`at` maps a key to the UTC time in its value.  `progress` and `summary` are the published JSON objects as they are;
+    `published` and `group` the same as our types."""
 
     keys: RunKeys
     current: int = 0
@@ -51,6 +56,9 @@ class RunSnapshot:
     budget: Budget = field(default_factory=Budget)
     progress: Mapping[str, Any] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)
+    published: Published | None = None
+    group: Summary | None = None
+    deleting: bool = False
     at: Mapping[str, str] = field(default_factory=dict)
     mods: Mapping[str, int] = field(default_factory=dict)
     unreadable: tuple[str, ...] = ()
@@ -71,6 +79,8 @@ class RunSnapshot:
 
     @property
     def state(self) -> RunState:
+        if self.deleting:
+            return RunState.DELETING
         if not self.current:
             return RunState.FORMING if self.candidates else RunState.EMPTY
         v = self.verdict
@@ -96,18 +106,39 @@ def snapshot(keys: RunKeys, kvs: Iterable[KeyValue]) -> RunSnapshot:
     def each(kind: str, cls: type[Any]) -> list[Any]:
         return [value for _, value in _loaded(groups.get(kind, ()), cls, bad)]
 
+    def numbered(kind: str, cls: type[Any], number: Callable[[Any], int], key: Callable[[int], str]) -> dict[int, Any]:
+        """A value under another's key is taken for neither."""
+        found = {}
+        for kv, value in _loaded(groups.get(kind, ()), cls, bad):
+            if kv.key == key(number(value)):
+                found[number(value)] = value
+            else:
+                bad.append(f"{shown(kv.key, 320)}: speaks of generation {shown(str(number(value)))}")
+        return found
+
+    def leased(kv: KeyValue) -> bool:
+        if not kv.lease:
+            bad.append(f"{shown(kv.key, 320)}: a candidate without a lease, so no living agent's; delete this key")
+        return bool(kv.lease)
+
+    for _ in _loaded(groups.get("stores", ()), StoreAddress, bad):
+        pass  # nobody asks for them here, but what can't be read is named
+
     return RunSnapshot(
         keys=keys,
-        current=int(_object(groups, "current", bad).get("generation", 0)),
-        generations={g.number: g for g in each("generations", Generation)},
-        verdicts={v.generation: v for v in each("verdicts", Verdict)},
+        current=next((c.generation for c in each("current", Current)), 0),
+        generations=numbered("generations", Generation, lambda g: g.number, keys.generation),
+        verdicts=numbered("verdicts", Verdict, lambda v: v.generation, keys.verdict),
         records=tuple(each("records", Record)),
         checkpoints=tuple(each("checkpoints", CheckpointRecord)),
-        candidates=tuple(each("candidates", Candidate)),
+        candidates=tuple(c for kv, c in _loaded(groups.get("candidates", ()), Candidate, bad) if leased(kv)),
         skips=skips,
         budget=next(iter(each("budget", Budget)), Budget()),
-        progress=_object(groups, "progress", bad),
-        summary=_object(groups, "summary", bad),
+        progress=_object(groups, "progress"),
+        summary=_object(groups, "summary"),
+        published=next(iter(each("progress", Published)), None),
+        group=next(iter(each("summary", Summary)), None),
+        deleting="deleting" in groups,
         at={kv.key: _at(kv) for kvs_ in groups.values() for kv in kvs_},
         mods={kv.key: kv.mod_revision for kvs_ in groups.values() for kv in kvs_},
         unreadable=tuple(bad),
@@ -118,26 +149,26 @@ def _loaded(kvs: Iterable[KeyValue], cls: type[Any], bad: list[str]) -> Iterable
     for kv in kvs:
         try:
             yield kv, load(cls, kv.value, kv.key)
-        except BadValue as e:
-            bad.append(str(e))
+        except (BadValue, DataError) as e:
+            bad.append(str(e) if kv.key in str(e) else f"{shown(kv.key, 320)}: {e}")
 
 
-def _object(groups: Mapping[str, list[KeyValue]], name: str, bad: list[str]) -> Mapping[str, Any]:
+def _object(groups: Mapping[str, list[KeyValue]], name: str) -> Mapping[str, Any]:
+    """As it was published, whoever did; reading it as our type names what is wrong with it."""
     for kv in groups.get(name, ()):
         try:
             value = json.loads(kv.value)
-        except ValueError:
+        except (ValueError, RecursionError):
             value = None
-        if isinstance(value, dict) and (name != "current" or isinstance(value.get("generation"), int)):
+        if isinstance(value, dict):
             return value
-        bad.append(f"{kv.key}: not the JSON object that belongs there")
     return {}
 
 
 def _at(kv: KeyValue) -> str:
     try:
         value = json.loads(kv.value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     at = value.get("at") if isinstance(value, dict) else None
     return at if isinstance(at, str) else ""

@@ -46,6 +46,7 @@ def headline(snap: RunSnapshot) -> str:
 
 _STATE_TEXT: Mapping[RunState, str] = {
     RunState.EMPTY: "nothing is known of it",
+    RunState.DELETING: "being deleted; `runs delete` once more if nobody is at it",
     RunState.FORMING: "waiting for nodes",
     RunState.RUNNING: "running",
     RunState.LOST: "no agent is alive and nothing ended it",

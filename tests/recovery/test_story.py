@@ -42,7 +42,7 @@ SPEC = RunSpec(1, 3, "digest", "train.py")
 
 def kv(key: str, value: object, at: str = "2025-03-01T12:00:00Z", mod: int = 5) -> KeyValue:
     raw = value if isinstance(value, bytes) else dump(value, at=at, by="node-a")
-    return KeyValue(key, raw, mod, mod, 1)
+    return KeyValue(key, raw, mod, mod, 1, 9 if key.startswith(KEYS.candidates) else 0)
 
 
 def member(node: str, rank: int, workers: int = 2) -> Member:

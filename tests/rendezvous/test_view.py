@@ -32,7 +32,7 @@ VALUES = {
 
 
 def put(key: str, value: bytes, revision: int = 7) -> WatchEvent:
-    return WatchEvent(False, KeyValue(key, value, revision, revision, 1))
+    return WatchEvent(False, KeyValue(key, value, revision, revision, 1, 9 if key.startswith(KEYS.candidates) else 0))
 
 
 def gone(key: str, revision: int = 9) -> WatchEvent:
@@ -149,6 +149,38 @@ def test_an_unreadable_value_counts_as_absent_and_is_named(key: str) -> None:
     assert apply(broken, WatchBatch(0), KEYS) == broken
     assert {**broken.__dict__, "unreadable": {}} == absent.__dict__
     assert not changed(broken, put(key, VALUES[key], 12)).unreadable
+    assert not changed(broken, gone(key, 12)).unreadable
+    assert not apply(broken, WatchBatch(12, (), True, ()), KEYS).unreadable
+
+
+@pytest.mark.spec("R7")
+def test_a_quarantine_that_cannot_be_read_still_bars_its_node() -> None:
+    key = FLEET.quarantined_node("b")
+    broken = changed(full(), put(key, b"yes, please", 11))
+    barred = broken.barred("b", 1e12)
+    assert barred is not None and key in barred.reason and list(broken.unreadable) == [key]
+    freed = changed(broken, gone(key, 12))
+    assert freed.barred("b", 0.0) is None and not freed.unreadable
+
+
+@pytest.mark.spec("R2")
+def test_a_candidate_that_nobody_holds_a_lease_of_is_none() -> None:
+    """A plain `etcdctl put` over it takes the lease away: it would stand there for ever."""
+    key = KEYS.candidate("a", "x-0")
+    v = changed(full(), WatchEvent(False, KeyValue(key, VALUES[key], 7, 11, 2)))
+    assert not v.candidates and "lease" in v.unreadable[key]
+
+
+def test_messages_stay_short_whatever_was_written() -> None:
+    v = changed(View(), put(KEYS.budget, b'{"restarts": "' + b"x" * 1_000_000 + b'"}'), put(KEYS.skip("\udcff\n" * 500), b"{"))
+    assert len(v.unreadable) == 2
+    assert all(len(text) < 2000 and text.isprintable() for text in v.unreadable.values())
+
+
+@pytest.mark.parametrize("v", [0, 2, True, "1", None])
+def test_another_schema_is_not_guessed_at(v: object) -> None:
+    found = changed(View(), put(KEYS.current, json.dumps({"v": v, "by": "node-z", "generation": 1}).encode()))
+    assert "node-z" in found.unreadable[KEYS.current] and "use one version" in found.unreadable[KEYS.current]
 
 
 @pytest.mark.spec("R1")

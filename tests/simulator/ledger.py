@@ -9,7 +9,7 @@ from elastic_health.codec import load
 from elastic_health.generations import Budget, Candidate, CandidateState, CheckpointRecord, CheckpointState, Generation, GenerationKind
 from elastic_health.rendezvous.keys import RunKeys, last_segment
 from elastic_health.rendezvous.memory import MemoryStore
-from elastic_health.rendezvous.store import Put, Txn, TxnResult
+from elastic_health.rendezvous.store import Delete, Put, Txn, TxnResult
 from elastic_health.rendezvous.view import Current, Who
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
 from elastic_health.windows import outside
@@ -50,6 +50,8 @@ class Ledger:
             for op in txn.then:
                 if isinstance(op, Put):
                     self._landed(op, before_current, ended)
+                elif isinstance(op, Delete) and op.key.startswith(self.keys.checkpoints):
+                    self._forgotten(last_segment(op.key), before_current, ended)
             if self.current != before_current:
                 self._left_behind()
         return result
@@ -163,6 +165,15 @@ class Ledger:
             need("I8", c.name != plan or own, f"the only restore point {c.name} goes away")
             self.deleting.add(c.name)
         self.checkpoints[c.name] = c
+
+    def _forgotten(self, name: str, current: int, ended: set[int]) -> None:
+        """A record goes only when its checkpoint was on its way out, behind the fence, and no committed one needs it as an
+        ancestor's link: the line from the newest down to the oldest committed one never breaks."""
+        need("I8", current not in ended, f"{name} was forgotten after generation {current} had ended")
+        state = self.checkpoints[name].state
+        need("I8", state is CheckpointState.DELETING, f"{name} was forgotten as {state.value}")
+        older = [n for n in self.line(name) if self.checkpoints[n].state is CheckpointState.COMMITTED]
+        need("I7", not older, f"{name} was forgotten, and {older} lie before it")
 
     def _commit(self, c: CheckpointRecord, current: int, ended: set[int]) -> None:
         need("I1", c.generation == current and current not in ended, f"commit {c.name} landed after its generation's end")

@@ -298,6 +298,7 @@ def _remove_files(n: Node, e: ev.RemoveFiles) -> None:
         f"files of {name} go, and its record says {ledger.checkpoints[name].state.value}",
     )
     n.world.removed.add(name)
+    n.later(n.world.clockwork.delay(), ev.FilesGone(name))
 
 
 def _say(n: Node, e: ev.Say) -> None:

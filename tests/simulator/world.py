@@ -114,7 +114,7 @@ class World:
             if fate == "store full" and write:
                 e = lost(False)
                 assert isinstance(e, ev.TxnFailed)
-                return c.after(c.delay(), lambda: reply(ev.TxnFailed(e.id, False, "full", fatal=True)))
+                return c.after(c.delay(), lambda: reply(ev.TxnFailed(e.id, False, "full", full=True)))
             if fate == "request lost":
                 return c.after(1.0, lambda: reply(lost(write)))
             if fate == "write late":
