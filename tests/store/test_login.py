@@ -24,10 +24,10 @@ from tests.store.shapes import Heard, create, put
 TOKEN_TTL_S = 1
 
 
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[EtcdCluster]:
-    """Users are on; tokens end after a second without use; `eh` may write under /elastic-health/ only."""
-    with etcd_cluster(1, (f"--auth-token-ttl={TOKEN_TTL_S}",)) as cluster:
+@contextmanager
+def with_users(*flags: str) -> Iterator[EtcdCluster]:
+    """`eh` may write under /elastic-health/ only."""
+    with etcd_cluster(1, ("--bcrypt-cost=4", *flags)) as cluster:
         for words in (
             ("user", "add", "root:secret"),
             ("role", "add", "health"),
@@ -38,6 +38,23 @@ def guarded() -> Iterator[EtcdCluster]:
             ("auth", "enable"),
         ):
             cluster.ctl(*words)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[EtcdCluster]:
+    """Tokens end after a second without use."""
+    with with_users(f"--auth-token-ttl={TOKEN_TTL_S}") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """Tokens are signed (JWT) and end a second after the login, in use or not."""
+    folder = tmp_path_factory.mktemp("jwt")
+    for line in ("openssl genrsa -out key 2048", "openssl rsa -in key -pubout -out pub"):
+        subprocess.run(line.split(), cwd=folder, check=True, capture_output=True, timeout=30)
+    with with_users(f"--auth-token=jwt,pub-key={folder}/pub,priv-key={folder}/key,sign-method=RS256,ttl={TOKEN_TTL_S}s") as cluster:
         yield cluster
 
 
@@ -92,9 +109,11 @@ def test_a_changed_password_is_taken_up(guarded: EtcdCluster, tmp_path: Path) ->
     session.close()
 
 
-def test_watches_over_an_expired_token(guarded: EtcdCluster) -> None:
+@pytest.mark.parametrize("tokens", ["guarded", "signed"])
+def test_watches_over_an_expired_token(request: pytest.FixtureRequest, tokens: str) -> None:
     """A stream opened with a dead token stays open and says nothing; a running one outlives its token."""
-    session, writer, old, young = login(guarded), login(guarded, "root", "secret"), Heard(), Heard()
+    cluster: EtcdCluster = request.getfixturevalue(tokens)
+    session, writer, old, young = login(cluster), login(cluster, "root", "secret"), Heard(), Heard()
     start = put(writer, "/elastic-health/w", b"0")
     session.watch("/elastic-health/w", start, old.batch, old.trouble.append)
     wait_until(lambda: old.values == [b"0"], "the first watch runs")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from elastic_health.agents.link_types import LinkHello
+from elastic_health.agents.links import Link, Side
+from elastic_health.codec import plain
 from elastic_health.exits import ExitStatus
-from tests.certificates import make_certificates, server_flags
+from elastic_health.rendezvous.keys import RunKeys
+from elastic_health.rendezvous.session_etcd import EtcdSession
+from elastic_health.rendezvous.store import Put, StoreRefused, Txn
+from tests.certificates import make_certificates, server_flags, tls_files
 from tests.etcd_fixture import Etcd, TcpProxy, etcdctl_path
 from tests.torchrun.runs import REPO, Agent, Run, a_run, program
 
@@ -151,6 +160,8 @@ def test_a_run_as_the_documented_user_loses_a_worker_and_finishes_and_no_secret_
     run.finish(a, b)
     for proxy in proxies:
         proxy.close()
+    told = command(secured, "why", run.run_id, "--config", str(run.folder / "a.yaml"))
+    assert told.returncode == 0 and "SIGKILL" in told.stdout, told.stderr
 
     assert files_with(run.folder, (PASSWORD, secret)) == [], "logs, incidents, rooms"
     assert [f for f in files_with(run.folder, (WRONG,)) if not f.endswith(".yaml")] == []
@@ -158,6 +169,12 @@ def test_a_run_as_the_documented_user_loses_a_worker_and_finishes_and_no_secret_
     assert f"runs/{run.run_id}/incidents/" in values and f"runs/{run.run_id}/verdicts/" in values
     assert PASSWORD not in values and WRONG not in values
     assert values.count(secret) == 1, "only its own key holds the run's secret"
+
+
+def command(secured: Secured, *words: str) -> subprocess.CompletedProcess[str]:
+    """`elastic-health` as another user of the same etcd would run it."""
+    line = [sys.executable, "-m", "elastic_health.cli.main", *words, "--endpoint", secured.etcd.endpoint]
+    return subprocess.run(line, cwd=REPO, capture_output=True, text=True, timeout=60, check=False)
 
 
 def refused(agent: Agent, status: ExitStatus, *said: str) -> None:
@@ -197,6 +214,88 @@ def test_each_mistake_has_its_message_and_status(secured: Secured, run: Run) -> 
     for agent, status, said in started:
         refused(agent, status, *said)
     assert not run.events(), "no worker ran"
+    for name, status in (("oldca", 77), ("password", 77), ("elsewhere", 77), ("plain", 69)):
+        told = command(secured, "status", run.run_id, "--config", str(run.folder / f"{name}.yaml"))
+        assert told.returncode == status and "expected" in told.stderr and "Traceback" not in told.stderr, told.stderr
+        assert WRONG not in told.stderr + told.stdout
+
+
+@pytest.mark.slow
+def test_another_prefix_with_a_user_of_its_own(secured: Secured, run: Run) -> None:
+    config = secured.config(f"password_file: {secured.folder}/password.txt", user="elsewhere") + "  prefix: /other/\n"
+    agent = run.start("a", config=config)
+    run.wait_group(1)
+    run.finish(agent)
+    keys = secured.etcdctl("etcdctl get --prefix --keys-only /").split()
+    assert all(k.startswith(f"/other/runs/{run.run_id}/") for k in keys if run.run_id in k) and f"/other/runs/{run.run_id}/secret" in keys
+
+
+@pytest.mark.slow
+def test_a_client_certificate_whose_common_name_is_a_user_needs_no_password(secured: Secured) -> None:
+    tls = tls_files(secured.folder)
+
+    def connect() -> EtcdSession:
+        return EtcdSession.connect(secured.etcd.endpoint, tls=tls, timeout_s=8)
+
+    keys = RunKeys("cn")
+    session = connect()
+    with pytest.raises(StoreRefused):
+        session.get(keys.current)
+    session.close()
+    for line in ("etcdctl user add client --no-password", "etcdctl user grant-role client elastic-health"):
+        secured.etcdctl(line)
+    session = connect()
+    assert session.txn(Txn((), (Put(keys.current, b"1"),))).succeeded and session.get(keys.current)
+    with pytest.raises(StoreRefused, match="permission denied"):
+        session.get("/elsewhere")
+    session.close()
+    secured.etcdctl("etcdctl user delete client")
+
+
+def converse(address: str, said: bytes) -> bytes:
+    """What a stranger hears until the other side closes."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        heard = b""
+        try:
+            sock.sendall(said)
+            while data := sock.recv(4096):
+                heard += data
+        except ConnectionError:
+            pass  # it was closed with our bytes unread
+    return heard
+
+
+@pytest.mark.slow
+def test_a_stranger_at_the_link_ports_learns_and_changes_nothing(secured: Secured, run: Run) -> None:
+    """One who knows run, nodes, incarnations and the protocol, everything but the secret."""
+    config = secured.config(f"password_file: {secured.folder}/password.txt")
+    agents = [run.start(n, nnodes="2", config=config) for n in ("a", "b")]
+    first = run.wait_group(2, within_s=90)
+    value = secured.etcdctl(f"etcdctl get /elastic-health/runs/{run.run_id}/generations/0000000001 --print-value-only")
+    members = json.loads(value)["members"]
+    for m, other in zip(members, reversed(members), strict=True):
+        hello = LinkHello(run.run_id, other["node"], other["incarnation"], 1)
+        crowd = [socket.create_connection((m["address"].rpartition(":")[0], int(m["address"].rpartition(":")[2]))) for _ in range(600)]
+        dialer = Link(Side.DIALER, bytes(32), hello, bytes(32))
+        stated = json.dumps(plain(hello)).encode()
+        for said in (
+            dialer.start() + stated + b" " + b"0" * 64 + b"\n" + b'0 00 {"op":"Reaped","generation":1}\n',
+            b'{"eh":1,"nonce":"' + b"0" * 64 + b'",' + stated[1:] + b" -\n",
+            b"GET / HTTP/1.1\r\n\r\n",
+            os.urandom(5000) + b"\n",
+        ):
+            heard = converse(m["address"], said)
+            assert len(heard) < 300
+            for name in (run.run_id, m["node"] + '"', m["incarnation"], other["incarnation"]):
+                assert name.encode() not in heard, heard
+        for sock in crowd:
+            sock.close()
+    assert len(run.events("boot")) == 2 and all(a.process.poll() is None for a in agents), "nobody was disturbed"
+    assert all(a.text().count("agent links:") <= 6 for a in agents), "one warning a minute of each kind"
+    os.kill(first[1]["pid"], signal.SIGKILL)
+    run.wait_group(2, after=first[0]["generation"])
+    run.finish(*agents)
 
 
 @pytest.mark.slow
