@@ -9,11 +9,13 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from elastic_health.errors import ConfigError
 
+NAME_AGAIN_S = 0.3
 SockAddr = tuple[str, int] | tuple[str, int, int, int]
 
 
@@ -75,10 +77,13 @@ def advertised_host(local_addr: str | None, endpoints: tuple[str, ...]) -> str:
         endpoints: store endpoints as `host:port`.
 
     Raises:
-        ConfigError: none of them gives an address that other nodes could reach.
+        ConfigError: none of them gives an address that other nodes could reach, or `local_addr` is no address.
     """
     if local_addr:
-        return parse_hostport(local_addr, 0).host
+        given = parse_hostport(local_addr, 0).host
+        if is_address(given) and ipaddress.ip_address(given).is_unspecified:
+            raise ConfigError("an address in --local-addr that other nodes can dial", given, "pass one address or name of this host")
+        return given
     for endpoint in endpoints:
         target = parse_hostport(endpoint, 2379)
         source = route_source(target)
@@ -112,6 +117,37 @@ def route_source(target: HostPort) -> str | None:
         if source not in ("0.0.0.0", "::"):
             return source
     return None
+
+
+def wait_for_name(host: str, timeout_s: float, waiting: Callable[[str], None]) -> None:
+    """Return once `host` resolves: a DNS entry may come later than the host that it names.
+
+    Args:
+        waiting: told once, with the resolver's error, when it does not resolve at once.
+
+    Raises:
+        ConfigError: it does not within `timeout_s`.
+    """
+    deadline, told = time.monotonic() + timeout_s, False
+    while not (found := resolve(HostPort(host, 0))).addresses:
+        if time.monotonic() >= deadline:
+            own = f"this host calls itself {socket.gethostname()!r}"
+            raise ConfigError(f"a --local-addr that resolves within {timeout_s:g} s", f"{host}: {found.error}; {own}", "correct it, or DNS")
+        if not told:
+            told = True
+            waiting(found.error)
+        time.sleep(NAME_AGAIN_S)
+
+
+def both_names(host: str) -> str:
+    """What `host` and this machine's own name resolve to, for a message that shows why they are not the same."""
+    own = socket.gethostname()
+    return "; ".join(f"{name!r} is {_addresses_of(name)}" for name in dict.fromkeys((host, own)))
+
+
+def _addresses_of(name: str) -> str:
+    found = dict.fromkeys(str(address[0]) for _, address in resolve(HostPort(name, 0)).addresses)
+    return ", ".join(found) or "unknown here"
 
 
 def _resolved_own_name() -> str | None:

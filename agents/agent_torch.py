@@ -31,6 +31,7 @@ from elastic_health.agents.workerlink_net import WorkerLinkServer
 from elastic_health.errors import ConfigError, HealthError
 from elastic_health.exits import ExitStatus
 from elastic_health.rendezvous import events as ev
+from elastic_health.rendezvous.create_torch import status_of
 from elastic_health.rendezvous.handler_torch import HealthyHandler
 
 log = logging.getLogger("elastic_health")
@@ -73,7 +74,7 @@ class HealthyAgent(LocalElasticAgent):
         crew = Crew(self._worker_group, launching, room, guardian, place.node, place.keys.run)
         desk = Desk(place.keys.run, lambda event: hands.loop.post(event), lambda: hands.make_id())
         folder = room.evidence(place.policies.evidence.folder, getattr(self._logs_specs, "root_log_dir", "") or "")
-        hands = self._hands = AgentHands(crew, desk, room, guardian, place.policies, place.store, folder)
+        hands = self._hands = AgentHands(crew, desk, room, guardian, place.policies, place.store, folder, place.environ)
         self._link = WorkerLinkServer(room.link, desk.handle, lambda pid, rank: _belongs(crew, pid, rank))
         try:
             hands.loop = handler.attach(
@@ -85,7 +86,7 @@ class HealthyAgent(LocalElasticAgent):
                 max_restarts=spec.max_restarts,
             )
         except HealthError as e:
-            _exit(ExitStatus.STORE_UNREACHABLE, str(e))
+            _exit(status_of(e), str(e))
         hands.loop.run(lambda state: state.left is not None)
         return self._result()
 

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+from elastic_health.agents.addresses_net import parse_hostport
 from elastic_health.agents.crew_torch import Crew
 from elastic_health.agents.desk_os import Desk
 from elastic_health.agents.guardian_proc import Guardian
 from elastic_health.agents.incidents import from_exit
+from elastic_health.agents.link_sockets_net import listen
 from elastic_health.agents.lookout_os import Lookout
 from elastic_health.agents.observe_os import Observer
 from elastic_health.agents.room_os import Room, prune_evidence
 from elastic_health.codec import dump, load
-from elastic_health.errors import BadValue
+from elastic_health.errors import BadValue, HealthError
 from elastic_health.exits import ExitStatus
 from elastic_health.findings import Finding
 from elastic_health.generations import CheckpointRecord, Generation, StoreAddress
@@ -62,10 +63,18 @@ class AgentHands:
     loop: MembershipLoop
 
     def __init__(
-        self, crew: Crew, desk: Desk, room: Room, guardian: Guardian, policies: Policies, session: Store, evidence_folder: str
+        self,
+        crew: Crew,
+        desk: Desk,
+        room: Room,
+        guardian: Guardian,
+        policies: Policies,
+        session: Store,
+        evidence_folder: str,
+        environ: Mapping[str, str],
     ) -> None:
         self.crew, self._desk, self._room, self._guardian, self._policies = crew, desk, room, guardian, policies
-        self._folder = evidence_folder
+        self._folder, self._environ = evidence_folder, environ
         self._store: Any = None
         self._record: Generation | None = None
         self._rank = -1
@@ -93,7 +102,16 @@ class AgentHands:
         self.loop.post(ev.PreflightDone(True))
 
     def open_store(self, generation: Generation) -> None:
-        self._store, address = host_store(generation.members[0].address)
+        mine = generation.members[0].address
+        try:
+            self._store, address = host_store(mine, listen(parse_hostport(mine).host, 0))
+        except (HealthError, RuntimeError) as e:
+            reason = f"the generation's store can't be opened at {mine}: {e}"
+            log.warning("%s", reason)
+            self.loop.post(
+                ev.Judged(Incident(self.make_id(), generation.number, Cause.NOT_STARTED, Cause.NOT_STARTED.value, reason, time.time()))
+            )
+            return
         self.loop.post(ev.StoreOpened(generation.number, address))
 
     def start_workers(self, generation: Generation, rank: int, store: StoreAddress) -> None:
@@ -269,7 +287,7 @@ class AgentHands:
         page = Page(self.make_id(), keys.run, verdict.generation, verdict.reason, verdict.exit_status, me, _utc())
 
         def call() -> None:
-            for note in page_once(self._session, keys, self._policies.page, page, os.environ).trouble:
+            for note in page_once(self._session, keys, self._policies.page, page, self._environ).trouble:
                 log.error("paging: %s", note)
 
         self._paging = threading.Thread(target=call, name="eh-page", daemon=True)

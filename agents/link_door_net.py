@@ -49,7 +49,8 @@ class Door:
 
     def __init__(self, host: str, port: int, selector: selectors.BaseSelector, warnings: Warnings) -> None:
         self._sock = listen(host, port)
-        self.port = int(self._sock.getsockname()[1])
+        bound = self._sock.getsockname()
+        self.port, self.everywhere = int(bound[1]), bound[0] in ("0.0.0.0", "::")
         self._selector, self._warnings = selector, warnings
         self._closed_until: float | None = None
         selector.register(self._sock, selectors.EVENT_READ, self)

@@ -43,7 +43,8 @@ def listen(host: str, port: int) -> socket.socket:
         family = resolved.addresses[0][0]
         return _listen_at(family, ("::" if family == socket.AF_INET6 else "0.0.0.0", port))
     except OSError as e:
-        raise LinkError(f"to listen on {HostPort(host, port)}", str(e), "choose another link port or --local-addr") from e
+        do = "choose another port (listen= in --rdzv-conf, or ports.listen; 0 takes any free one)" if port else "correct --local-addr"
+        raise LinkError(f"to listen for other agents at {HostPort(host, port)}", str(e), do) from e
 
 
 def _listen_at(family: int, address: SockAddr) -> socket.socket:

@@ -1,17 +1,19 @@
 """One agent link as a machine without sockets: bytes in, outcomes and bytes out.
 
 Law: nothing is delivered that the other end of *this* connection did not say, whole, once and in order.  Both ends
-prove that they hold the run's secret over both nonces and both hellos before either is believed; every later frame
-carries its number and a MAC under a key of this connection and this direction.  The first violation is final.
+prove that they hold the run's secret over both nonces and both hellos before either is believed, and neither names run,
+node or incarnation before the other has proven it; every later frame carries its number and a MAC under a key of this
+connection and this direction.  The first violation is final.
 
-The handshake (each a line of at most `MAX_HANDSHAKE_BYTES`; proofs are HMAC-SHA256):
+The handshake (each a line of at most `MAX_HANDSHAKE_BYTES`; a proof is an HMAC-SHA256 over all bodies so far):
 
-    dialer    {"eh":1, "nonce", "run", "node", "incarnation", "generation", "purpose"} -
-    listener  {"eh":1, "nonce", "run", "node", "incarnation", …} proof("listener")
-    dialer    {} proof("dialer")
+    dialer    {"eh":2, "nonce"} -
+    listener  {"eh":2, "nonce"} proof("listener")
+    dialer    {"run", "node", "incarnation", "generation", "purpose"} proof("dialer")
+    listener  {"run", "node", "incarnation", …} proof("listener")
 
-and then, both ways, `<number> <MAC, 16 bytes in hex> <JSON object>` a line.  A refusal before the proofs is
-`{"eh":1, "refused": why} -`: it is not proven, so it explains and is never taken as a fact about the other agent.
+and then, both ways, `<number> <MAC, 16 bytes in hex> <JSON object>` a line.  A refusal is
+`{"eh":2, "refused": why} -`: it is not proven, so it explains and is never taken as a fact about the other agent.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from elastic_health.codec import build, plain
 from elastic_health.errors import BadValue, LinkError
 from elastic_health.messages import MAX_LINE_BYTES, LinkMessage
 
-PROTOCOL = 1
+PROTOCOL = 2
 NONCE_BYTES = 32
 SECRET_BYTES = 32
 MAC_HEX = 32
@@ -46,10 +48,10 @@ class Side(Enum):
 
 
 class LinkState(Enum):
-    """`hello`: the other side's hello is awaited; `proof`: only its proof (listener)."""
+    """`nonce`: the other side's nonce is awaited (a listener's comes with its proof); `hello`: who it is, proven."""
 
+    NONCE = "nonce"
     HELLO = "hello"
-    PROOF = "proof"
     OPEN = "open"
     BROKEN = "broken"
 
@@ -99,22 +101,21 @@ class Link:
     def __init__(self, side: Side, secret: bytes, hello: LinkHello, nonce: bytes) -> None:
         if len(secret) < 16 or len(nonce) < 16:
             raise LinkError("a secret and a nonce of at least 16 bytes", f"{len(secret)} and {len(nonce)}", "pass random bytes")
-        self.state = LinkState.HELLO
+        self.state = LinkState.NONCE
         self.side, self.hello = side, hello
         self._secret, self._nonce = secret, nonce
         self._buffer, self._scanned = bytearray(), 0
         self._sent, self._heard = 0, 0
         self._transcript = b""
         self._keys: tuple[bytes, bytes] = (b"", b"")
-        self._other: LinkHello | None = None
 
     def start(self) -> bytes:
-        """The bytes to send first: the dialer's hello; a listener waits."""
+        """The bytes to send first: the dialer's nonce; a listener waits."""
         if self.side is Side.LISTENER:
             return b""
-        line = _line(_hello_body(self.hello, self._nonce))
-        self._transcript = line
-        return line
+        body = _compact(self._opening())
+        self._transcript = body
+        return body + b" -\n"
 
     def receive(self, data: bytes) -> tuple[list[LinkOutcome], bytes]:
         """Take what came in, in whatever pieces.
@@ -178,39 +179,56 @@ class Link:
         return Broken(DownReason.PROTOCOL, error)
 
     # ---- one method a row of the table below; each returns (bytes to send, outcome)
-    def _listener_hello(self, line: bytes) -> tuple[bytes, LinkOutcome | None]:
+    def _listener_nonce(self, line: bytes) -> tuple[bytes, LinkOutcome | None]:
         body, proof = _split(line)
-        fields = _fields(body)
-        if fields.get("eh") != PROTOCOL:
-            raise _refuse(f"link protocol {PROTOCOL}", f"{fields.get('eh')!r}", "run one version of elastic-health", tell="version")
-        hello = _read_hello(fields)
+        _check_nonce(_fields(body))
+        if proof != b"-":
+            raise _refuse("a nonce without a proof", "a proof", "check what is dialing this port")
+        self._transcript, self.state = body, LinkState.HELLO
+        return self._say(self._opening()), None
+
+    def _listener_hello(self, line: bytes) -> tuple[bytes, LinkOutcome | None]:
+        hello = self._proven_hello(line, Side.DIALER)
         if hello.run != self.hello.run:
             raise _refuse(f"a member of run {self.hello.run}", f"run {hello.run}", "check --rdzv-id and addresses", tell="other_run")
-        if proof != b"-":
-            raise _refuse("a hello without a proof", "a proof", "check what is dialing this port")
-        answer = _compact(_hello_body(replace(self.hello, generation=hello.generation, purpose=hello.purpose), self._nonce))
-        self._transcript = line + b"\n" + answer
-        self._other, self.state = hello, LinkState.PROOF
-        return b"%s %s\n" % (answer, self._proof(Side.LISTENER)), None
+        answer = self._say(plain(replace(self.hello, generation=hello.generation, purpose=hello.purpose)))
+        return answer, self._open(hello)
 
-    def _listener_proof(self, line: bytes) -> tuple[bytes, LinkOutcome | None]:
-        body, proof = _split(line)
-        if body != b"{}" or not hmac.compare_digest(proof, self._proof(Side.DIALER)):
-            raise _refuse("a dialer that holds the run's secret", "a wrong proof", "check that both agents use the same store and run")
-        return b"", self._open()
-
-    def _dialer_hello(self, line: bytes) -> tuple[bytes, LinkOutcome | None]:
+    def _dialer_nonce(self, line: bytes) -> tuple[bytes, LinkOutcome | None]:
         body, proof = _split(line)
         fields = _fields(body)
-        if "refused" in fields:
-            raise _refuse("to be let in", f"refused: {str(fields['refused'])[:40]}", "check run id and version on both nodes")
-        self._transcript += body
-        if not hmac.compare_digest(proof, self._proof(Side.LISTENER)):
-            raise _refuse("a listener that holds the run's secret", "a wrong proof", "check that both agents use the same store and run")
-        if fields.get("eh") != PROTOCOL:
-            raise _refuse(f"link protocol {PROTOCOL}", f"{fields.get('eh')!r}", "run one version of elastic-health")
-        self._other = _read_hello(fields)
-        return b"{} %s\n" % self._proof(Side.DIALER), self._open()
+        _check_not_refused(fields)
+        self._check(body, proof, Side.LISTENER)
+        _check_nonce(fields)
+        self.state = LinkState.HELLO
+        return self._say(plain(self.hello)), None
+
+    def _dialer_hello(self, line: bytes) -> tuple[bytes, LinkOutcome | None]:
+        return b"", self._open(self._proven_hello(line, Side.LISTENER))
+
+    def _opening(self) -> dict[str, Any]:
+        return {"eh": PROTOCOL, "nonce": self._nonce.hex()}
+
+    def _say(self, fields: dict[str, Any]) -> bytes:
+        """A handshake line with this side's proof of all that was said, itself included."""
+        body = _compact(fields)
+        self._transcript += b"\n" + body
+        return b"%s %s\n" % (body, self._proof(self.side))
+
+    def _check(self, body: bytes, proof: bytes, by: Side) -> None:
+        self._transcript += b"\n" + body
+        if not hmac.compare_digest(proof, self._proof(by)):
+            raise _refuse(f"a {by.value} that holds the run's secret", "a wrong proof", "check that both agents use the same store and run")
+
+    def _proven_hello(self, line: bytes, by: Side) -> LinkHello:
+        body, proof = _split(line)
+        fields = _fields(body)
+        _check_not_refused(fields)
+        self._check(body, proof, by)
+        try:
+            return build(LinkHello, fields, "hello")
+        except BadValue as e:
+            raise _refuse(e.expected, e.found, e.do) from e
 
     def _frame(self, line: bytes) -> tuple[bytes, LinkOutcome | None]:
         head, mac, body = _cut_frame(line)
@@ -220,14 +238,13 @@ class Link:
         self._heard += 1
         return b"", decode(body)
 
-    def _open(self) -> Opened:
-        assert self._other is not None
+    def _open(self, hello: LinkHello) -> Opened:
         session = hmac.digest(self._secret, b"session" + hashlib.sha256(self._transcript).digest(), "sha256")
         mine = hmac.digest(session, self.side.value.encode(), "sha256")
         other = Side.LISTENER if self.side is Side.DIALER else Side.DIALER
         self._keys = (mine, hmac.digest(session, other.value.encode(), "sha256"))
         self.state = LinkState.OPEN
-        return Opened(self._other)
+        return Opened(hello)
 
     def _proof(self, by: Side) -> bytes:
         said = by.value.encode() + b"\0" + hashlib.sha256(self._transcript).digest()
@@ -235,9 +252,10 @@ class Link:
 
 
 _STEPS: Mapping[tuple[Side, LinkState], Callable[[Link, bytes], tuple[bytes, LinkOutcome | None]]] = {
+    (Side.LISTENER, LinkState.NONCE): Link._listener_nonce,
     (Side.LISTENER, LinkState.HELLO): Link._listener_hello,
-    (Side.LISTENER, LinkState.PROOF): Link._listener_proof,
     (Side.LISTENER, LinkState.OPEN): Link._frame,
+    (Side.DIALER, LinkState.NONCE): Link._dialer_nonce,
     (Side.DIALER, LinkState.HELLO): Link._dialer_hello,
     (Side.DIALER, LinkState.OPEN): Link._frame,
 }
@@ -288,10 +306,6 @@ def _line(body: dict[str, Any]) -> bytes:
     return _compact(body) + b" -\n"
 
 
-def _hello_body(hello: LinkHello, nonce: bytes) -> dict[str, Any]:
-    return {"eh": PROTOCOL, "nonce": nonce.hex(), **plain(hello)}
-
-
 def _split(line: bytes) -> tuple[bytes, bytes]:
     body, space, proof = line.rpartition(b" ")
     if not space or not body.startswith(b"{"):
@@ -316,14 +330,17 @@ def _fields(body: bytes) -> dict[str, Any]:
     return fields
 
 
-def _read_hello(fields: dict[str, Any]) -> LinkHello:
+def _check_nonce(fields: dict[str, Any]) -> None:
+    if fields.get("eh") != PROTOCOL:
+        raise _refuse(f"link protocol {PROTOCOL}", f"{fields.get('eh')!r}"[:40], "run one version of elastic-health", tell="version")
     nonce = fields.get("nonce")
     if not isinstance(nonce, str) or len(nonce) != 2 * NONCE_BYTES:
         raise _refuse(f"a nonce of {NONCE_BYTES} bytes", repr(nonce)[:40], "check what is dialing this port")
-    try:
-        return build(LinkHello, fields, "hello")
-    except BadValue as e:
-        raise _refuse(e.expected, e.found, e.do) from e
+
+
+def _check_not_refused(fields: dict[str, Any]) -> None:
+    if "refused" in fields:
+        raise _refuse("to be let in", f"refused: {str(fields['refused'])[:40]}", "check run id and version on both nodes")
 
 
 def _mac(key: bytes, head: bytes, body: bytes) -> bytes:

@@ -102,6 +102,8 @@ class LinkLoop(LinkThread):
 class LinkListener(LinkLoop):
     """The agent's links, with the port on which it can be dialed for its whole life; `address` is what to advertise.
 
+    `everywhere`: `host` is no address of this machine, so the port is open on all its interfaces.
+
     Args:
         host: the advertised host (see `advertised_host`); all interfaces when it is none of this machine's addresses.
         port: 0 for any free one.
@@ -128,7 +130,7 @@ class LinkListener(LinkLoop):
         except LinkError:
             self.close_files()
             raise
-        self.address = str(HostPort(host, self._door.port))
+        self.address, self.everywhere = str(HostPort(host, self._door.port)), self._door.everywhere
         _alive.add(self)
         self._thread.start()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections.abc import Callable
 
-from elastic_health.agents.addresses_net import advertised_host
+from elastic_health.agents.addresses_net import advertised_host, both_names, wait_for_name
 from elastic_health.agents.link_types import DialFailed, Down, LinkEvent, LinkHello, LinkTiming, Message, Peer, Up
 from elastic_health.agents.links_net import LinkListener
 from elastic_health.agents.prober_net import ProbeResult, start_probe
@@ -16,6 +17,7 @@ from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.handler_torch import Identity
 from elastic_health.rendezvous.view import Who
 
+log = logging.getLogger("elastic_health")
 REDIAL_S = 0.3
 PROBE_S = 1.0
 
@@ -37,8 +39,13 @@ class AgentLinks:
         hello = LinkHello(identity.run, identity.node, f"{identity.incarnation}-0")
         timing = LinkTiming(timeout_s=identity.policies.membership.bounds.link_timeout_s)
         host = advertised_host(identity.local_addr, identity.endpoints)
+        patience_s = identity.policies.membership.join_timeout_s
+        wait_for_name(host, patience_s, lambda e: log.warning("--local-addr=%s: %s; asking again for up to %g s", host, e, patience_s))
         self._links = LinkListener(identity.secret, host, self._heard, hello=hello, port=identity.listen, timing=timing)
         self.address = self._links.address
+        if self._links.everywhere:
+            what = "none of this machine's addresses is the advertised one, so links are taken on all interfaces"
+            log.warning("%s: %s; others must reach this host there (a service address, NAT), or pass --local-addr", what, both_names(host))
 
     def rename(self, incarnation: str) -> None:
         self._links.hello = dataclasses.replace(self._links.hello, incarnation=incarnation)

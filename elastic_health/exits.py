@@ -40,7 +40,7 @@ class ExitMeaning:
 EXIT_TABLE: tuple[ExitMeaning, ...] = (
     ExitMeaning(ExitStatus.OK, "training finished on all nodes", False),
     ExitMeaning(ExitStatus.WORKERS_FAILED, "a worker failed and no restart was allowed (torchrun prints its table)", False),
-    ExitMeaning(ExitStatus.BAD_CONFIG, "YAML, --rdzv-conf, run id, script or checkpoint folder is wrong", False),
+    ExitMeaning(ExitStatus.BAD_CONFIG, "YAML, --rdzv-conf, run id, script, address, port or checkpoint folder is wrong", False),
     ExitMeaning(ExitStatus.STORE_UNREACHABLE, "no etcd endpoint answered in time, or it is not etcd, or full", True),
     ExitMeaning(ExitStatus.STORE_REFUSED, "etcd refused user, password or certificate", False),
     ExitMeaning(ExitStatus.RUN_REFUSED, "the run id is finished, capped, unreadable, or of another script, size or version", False),

@@ -7,6 +7,7 @@ gRPC's own retries, proxies and shared connections are switched off: they would 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -47,6 +48,15 @@ def _read(path: str | None) -> bytes | None:
         raise ConfigError("a readable PEM file", str(error), "check the path") from error
 
 
+def _stamps(tls: TlsFiles | None) -> tuple[tuple[int, int], ...] | None:
+    """What tells a replaced certificate file from the one before; None without files, or while one is missing."""
+    try:
+        found = [os.stat(path) for path in (tls.ca, tls.certificate, tls.key) if path] if tls else []
+    except OSError:
+        return None
+    return tuple((s.st_mtime_ns, s.st_ino) for s in found) or None
+
+
 class CallFailed(grpc.RpcError):  # type: ignore[misc]  # grpc has no types
     """A call that failed on this side, in the form of gRPC's own errors."""
 
@@ -68,6 +78,7 @@ class Channel:
         self.endpoint = endpoint
         self.proven = False
         self._closed = False
+        self._tls, self._files = tls, _stamps(tls)
         options = list(_OPTIONS)
         if tls is None:
             self._channel = grpc.insecure_channel(endpoint.address, options)
@@ -103,6 +114,12 @@ class Channel:
             if not self._closed:
                 raise
             raise CallFailed("cannot invoke rpc on closed channel") from error  # gRPC says so by a ValueError
+
+    @property
+    def outdated(self) -> bool:
+        """Whether certificate files have been replaced since: gRPC keeps those that it was given."""
+        now = _stamps(self._tls)
+        return now is not None and now != self._files
 
     def close(self) -> None:
         self._closed = True
@@ -154,7 +171,7 @@ class Channels:
         with self._lock:
             if self._open.get(self._index) is channel:
                 self._index = (self._index + 1) % len(self.endpoints)
-            if hung:
+            if hung or channel.outdated:
                 self._retire(channel)
 
     def _retire(self, channel: Channel) -> None:

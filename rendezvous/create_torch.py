@@ -19,16 +19,18 @@ from typing import NoReturn
 
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from elastic_health.config.load_os import Launch, load_launch, read_password, tls_files
-from elastic_health.errors import BadValue, ConfigError, HealthError, RunRefused
+from elastic_health.config.load_os import Launch, hide_secrets, load_launch, read_password, tls_files
+from elastic_health.errors import BadValue, ConfigError, HealthError, LinkError, RunRefused
 from elastic_health.exits import ExitStatus
+from elastic_health.rendezvous.endpoints import parse_endpoints
 from elastic_health.rendezvous.fence import Stamp
 from elastic_health.rendezvous.handler_torch import HealthyHandler, LinkFactory, Place
 from elastic_health.rendezvous.keys import RunKeys, check_segment
 from elastic_health.rendezvous.private_etcd import PrivateEtcd
+from elastic_health.rendezvous.rights import explained
 from elastic_health.rendezvous.secret_etcd import ensure_secret
 from elastic_health.rendezvous.session_etcd import EtcdSession
-from elastic_health.rendezvous.store import NotEtcd, Store, StoreError, StoreRefused, StoreUnavailable
+from elastic_health.rendezvous.store import NameUnknown, NotEtcd, Store, StoreRefused, StoreUnavailable
 
 log = logging.getLogger("elastic_health")
 _NO_RUN_ID = ("none", "", None)
@@ -36,6 +38,7 @@ _STATUS: Mapping[type[HealthError], ExitStatus] = {
     ConfigError: ExitStatus.BAD_CONFIG,
     RunRefused: ExitStatus.RUN_REFUSED,
     BadValue: ExitStatus.RUN_REFUSED,
+    LinkError: ExitStatus.BAD_CONFIG,  # before any link is up it can only be the address or port to listen at
     StoreRefused: ExitStatus.STORE_REFUSED,
     NotEtcd: ExitStatus.STORE_UNREACHABLE,
     StoreUnavailable: ExitStatus.STORE_UNREACHABLE,
@@ -57,21 +60,32 @@ def create_handler(params: RendezvousParameters, links: LinkFactory) -> HealthyH
         _end(e)
 
 
+def status_of(e: HealthError) -> ExitStatus:
+    """With which status an agent ends that `e` kept from starting."""
+    return next((s for kind, s in _STATUS.items() if isinstance(e, kind)), ExitStatus.STORE_UNREACHABLE)
+
+
 def _end(e: HealthError) -> NoReturn:
-    status = next((s for kind, s in _STATUS.items() if isinstance(e, kind)), ExitStatus.STORE_UNREACHABLE)
     sys.stderr.write(f"healthy-etcd: {e}\n")
-    raise SystemExit(int(status))
+    raise SystemExit(int(status_of(e)))
 
 
 def _place(params: RendezvousParameters, links: LinkFactory) -> Place:
     launch = load_launch(_conf(params), os.environ, socket.gethostname())
     run = run_id(params.run_id, private=not params.endpoint)
-    endpoints, close = _endpoints(params.endpoint)
+    environ = dict(os.environ)
+    hidden = hide_secrets(launch.config, os.environ)
+    endpoints, stop = _endpoints(params.endpoint)
+
+    def close() -> None:
+        stop()
+        os.environ.update(hidden)  # for another launch from this process
+
     try:
-        store = _connect(launch, endpoints)
+        store = _connect(launch, endpoints, environ)
         keys = RunKeys(run, launch.prefix)
         stamp = Stamp(datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds"), launch.node)
-        secret = ensure_secret(store, keys, stamp, launch.policies.membership.join_timeout_s)
+        secret = _secret(store, keys, stamp, launch.policies.membership.join_timeout_s)
     except BaseException:
         close()
         raise
@@ -82,7 +96,7 @@ def _place(params: RendezvousParameters, links: LinkFactory) -> Place:
         policies=launch.policies,
         min_nodes=params.min_nodes,
         max_nodes=params.max_nodes,
-        endpoints=tuple(e for e in endpoints.split(",") if e),
+        endpoints=tuple(e.address for e in parse_endpoints(endpoints)),
         secret=secret,
         local_addr=params.local_addr,
         topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
@@ -90,6 +104,7 @@ def _place(params: RendezvousParameters, links: LinkFactory) -> Place:
         close=close,
         config_path=launch.path,
         listen=launch.listen,
+        environ=environ,
     )
 
 
@@ -124,16 +139,30 @@ def _stop(etcd: PrivateEtcd) -> None:
     etcd.stop()
 
 
-def _connect(launch: Launch, endpoints: str) -> Store:
-    store = launch.config.store
+def _connect(launch: Launch, endpoints: str, environ: Mapping[str, str]) -> Store:
+    """A session.  A name that does not resolve may be a DNS entry that comes late: asked again until the join timeout."""
+    store, patience_s = launch.config.store, launch.policies.membership.join_timeout_s
+    deadline, told = time.monotonic() + patience_s, False
+    while True:
+        try:
+            return EtcdSession.connect(
+                endpoints,
+                tls=tls_files(store),
+                user=store.user,
+                password=lambda: read_password(store, environ),
+                timeout_s=min(store.timeout_s, max(0.1, deadline - time.monotonic())),
+                calls_s=store.timeout_s,
+            )
+        except NameUnknown as e:
+            if time.monotonic() >= deadline:
+                raise
+            if not told:
+                log.warning("%s; asking again for up to %g s (membership.join_timeout_s)", e, patience_s)
+            told = True
+
+
+def _secret(store: Store, keys: RunKeys, stamp: Stamp, patience_s: float) -> bytes:
     try:
-        return EtcdSession.connect(
-            endpoints,
-            tls=tls_files(store),
-            user=store.user,
-            password=read_password(store, os.environ),
-            timeout_s=store.timeout_s,
-        )
-    except StoreError as e:
-        log.debug("no session: %s", e)
-        raise
+        return ensure_secret(store, keys, stamp, patience_s)
+    except StoreRefused as e:
+        raise explained(e, keys) from e

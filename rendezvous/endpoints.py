@@ -53,6 +53,8 @@ def parse_endpoint(text: str) -> Endpoint:
     """
     match = _FORM.fullmatch(text.strip())
     port = int(match["port"] or DEFAULT_PORT) if match else 0
+    if "@" in text:  # not shown: it may hold a password
+        raise ConfigError("an endpoint as host:port", "one with `@`", "give user and password by store.user and store.password_file")
     if match is None or not 1 <= port <= 65535:
         raise ConfigError("an endpoint as host:port", repr(text), "write --rdzv-endpoint=host1:2379,host2:2379")
     scheme = match["scheme"]

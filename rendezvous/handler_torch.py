@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
@@ -19,8 +19,9 @@ from elastic_health.policies import Policies
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.keys import RunKeys
 from elastic_health.rendezvous.loop_net import Hands, Links, MembershipLoop
+from elastic_health.rendezvous.rights import explained
 from elastic_health.rendezvous.state import Me, Settings
-from elastic_health.rendezvous.store import Store
+from elastic_health.rendezvous.store import Store, StoreRefused
 
 log = logging.getLogger("elastic_health")
 BACKEND = "healthy-etcd"
@@ -41,7 +42,7 @@ class Identity:
     run: str
     node: str
     incarnation: str
-    secret: bytes
+    secret: bytes = field(repr=False)
     local_addr: str | None
     endpoints: tuple[str, ...]
     policies: Policies
@@ -55,7 +56,8 @@ LinkFactory = Callable[[Identity, Callable[[ev.Event], None]], LinkPort]
 class Place:
     """Everything that `create` found out before any agent exists.
 
-    `close` ends what was started for this process alone (a private etcd).
+    `close` ends what was started for this process alone (a private etcd).  `environ` is the environment that the process
+    was started with: `os.environ` lacks the secrets, which no child shall inherit.
     """
 
     store: Store
@@ -65,13 +67,14 @@ class Place:
     min_nodes: int
     max_nodes: int
     endpoints: tuple[str, ...]
-    secret: bytes
+    secret: bytes = field(repr=False)
     local_addr: str | None
     topology: str
     links: LinkFactory
     close: Callable[[], None]
     config_path: str = ""
     listen: int = 0
+    environ: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 class HealthyHandler(RendezvousHandler):
@@ -89,6 +92,7 @@ class HealthyHandler(RendezvousHandler):
 
         Raises:
             StoreError: the first read of the run failed.
+            ConfigError, LinkError: there is no address or port at which this agent can listen.
         """
         p = self.place
         name = uuid.uuid4().hex[:8]
@@ -99,7 +103,10 @@ class HealthyHandler(RendezvousHandler):
         me = Me(p.node, name, self._links.address, workers, spec, role, p.topology)
         self.loop = MembershipLoop(p.store, Settings(p.keys, me, p.policies), self._links, hands)
         inbox.append(self.loop)
-        self.loop.open()
+        try:
+            self.loop.open()
+        except StoreRefused as e:
+            raise explained(e, p.keys) from e
         return self.loop
 
     def close(self) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from elastic_health.errors import ConfigError
 from elastic_health.rendezvous.endpoints import Endpoint, TlsFiles
-from elastic_health.rendezvous.store import NotEtcd, StoreError, StoreRefused, StoreUnavailable
+from elastic_health.rendezvous.store import NameUnknown, NotEtcd, StoreError, StoreRefused, StoreUnavailable
 
 _OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # connection preface and an empty SETTINGS frame
 _SETTINGS_TYPE = 4
@@ -28,14 +29,26 @@ class Listener(Enum):
     SILENT = "accepts connections and says nothing"
     OTHER = "speaks something else"
     TLS_REFUSED = "refuses TLS"
+    UNKNOWN_NAME = "has a name that this host can't resolve"
 
 
 @dataclass(frozen=True)
 class Probe:
-    """`detail` is for people."""
+    """`detail` and `do` (what may help) are for people."""
 
     listener: Listener
     detail: str = ""
+    do: str = ""
+
+
+_CHECK_TLS = "check CA, client certificate and server name (store.tls)"
+_VERIFY_DO: Mapping[int, str] = {
+    9: "check this machine's clock, or wait until the certificate is valid",
+    10: "renew etcd's certificate or its CA, and check this machine's clock",
+    **dict.fromkeys((18, 19, 20, 21), "give the CA that signed etcd's certificate in store.tls.ca"),
+    **dict.fromkeys((62, 64), "write a name that the certificate holds into --rdzv-endpoint, or into store.tls.server_name"),
+}
+"""By OpenSSL's X509_V_ERR_* numbers: not yet valid, expired, issuer unknown or self-signed, host or address mismatch."""
 
 
 def tls_context(tls: TlsFiles) -> ssl.SSLContext:
@@ -47,10 +60,11 @@ def tls_context(tls: TlsFiles) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         if tls.certificate is not None:
-            context.load_cert_chain(tls.certificate, tls.key)
-    except (OSError, ssl.SSLError) as error:
+            # An empty password: an encrypted key is an error then, and not a prompt that nobody answers.
+            context.load_cert_chain(tls.certificate, tls.key, password="")
+    except (OSError, ssl.SSLError, ValueError) as error:
         names = ", ".join(n for n in (tls.ca, tls.certificate, tls.key) if n)
-        do = "check the paths and that key and certificate match"
+        do = "check the paths, that key and certificate match, and that the key is not encrypted"
         raise ConfigError("readable PEM files for TLS", f"{error} ({names})", do) from error
     context.set_alpn_protocols(["h2"])
     return context
@@ -65,6 +79,8 @@ def probe(endpoint: Endpoint, tls: TlsFiles | None, timeout_s: float) -> Probe:
     context = tls_context(tls) if tls is not None else None
     try:
         raw = socket.create_connection((endpoint.host, endpoint.port), timeout=timeout_s)
+    except socket.gaierror as error:
+        return Probe(Listener.UNKNOWN_NAME, error.strerror or str(error))
     except OSError as error:
         return Probe(Listener.NOBODY, str(error))
     with raw:
@@ -73,13 +89,24 @@ def probe(endpoint: Endpoint, tls: TlsFiles | None, timeout_s: float) -> Probe:
         except TimeoutError:
             return Probe(Listener.SILENT, f"no byte within {timeout_s:g} s")
         except ssl.SSLCertVerificationError as error:
-            return Probe(Listener.TLS_REFUSED, f"the server's certificate does not hold: {error.verify_message}")
+            detail = f"the server's certificate does not hold: {error.verify_message}"
+            return Probe(Listener.TLS_REFUSED, detail, _VERIFY_DO.get(error.verify_code, _CHECK_TLS))
         except ssl.SSLError as error:
             if isinstance(error, ssl.SSLEOFError) or error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
                 return Probe(Listener.OTHER, f"closed the connection{_tls_hint(tls)}")
-            return Probe(Listener.TLS_REFUSED, f"TLS ended with {error.reason or error}; a client certificate may be required")
+            return _refused_by_server(error, tls)
         except OSError as error:
             return Probe(Listener.OTHER, f"closed the connection ({error}){_tls_hint(tls)}")
+
+
+def _refused_by_server(error: OSError, tls: TlsFiles | None) -> Probe:
+    """etcd ended TLS.  Its alert, if it arrives, seldom says more than that it was about this client's certificate."""
+    detail = f"TLS ended with {getattr(error, 'reason', None) or error.strerror or error}"
+    if tls is None or tls.certificate is None:
+        do = "give a client certificate that etcd accepts in store.tls.cert and store.tls.key"
+        return Probe(Listener.TLS_REFUSED, f"{detail}; a client certificate may be required, and none is given", do)
+    do = f"check that etcd's --trusted-ca-file signed {tls.certificate} and that it has not expired"
+    return Probe(Listener.TLS_REFUSED, f"{detail}; the client certificate was not accepted", do)
 
 
 def _tls_hint(tls: TlsFiles | None) -> str:
@@ -89,8 +116,20 @@ def _tls_hint(tls: TlsFiles | None) -> str:
 
 
 def _converse(raw: socket.socket, context: ssl.SSLContext | None, tls: TlsFiles | None, host: str) -> Probe:
-    name = (tls.server_name if tls else None) or host
-    stream: socket.socket = raw if context is None else context.wrap_socket(raw, server_hostname=name)
+    if context is None:
+        return _look(raw, tls)
+    with context.wrap_socket(raw, server_hostname=(tls.server_name if tls else None) or host) as stream:
+        try:
+            found = _look(stream, tls)
+        except (ssl.SSLError, ConnectionError) as error:
+            return _refused_by_server(error, tls)
+        # In TLS 1.3 this side is ready before the other has looked at its certificate.
+        if found.listener is Listener.OTHER and stream.selected_alpn_protocol() == "h2":
+            return _refused_by_server(ssl.SSLError(0, "a closed connection"), tls)
+        return found
+
+
+def _look(stream: socket.socket, tls: TlsFiles | None) -> Probe:
     stream.sendall(_OPENING)
     first = b""
     while len(first) < 4:
@@ -111,6 +150,7 @@ def find_member(endpoints: tuple[Endpoint, ...], tls: TlsFiles | None, deadline:
         ConfigError: a TLS file is unusable.
         StoreRefused: TLS was refused.
         NotEtcd: what listens speaks something else, or never speaks.
+        NameUnknown: a name does not resolve, and no other endpoint gave a clear answer.
         StoreUnavailable: nobody listens.
     """
     pause_s = 0.1
@@ -132,7 +172,10 @@ def _no_member(seen: list[tuple[Endpoint, Probe]]) -> StoreError:
     found = "; ".join(f"{e.address} {p.listener.value}{f' ({p.detail})' if p.detail else ''}" for e, p in seen)
     kinds = {p.listener for _, p in seen}
     if Listener.TLS_REFUSED in kinds:
-        return StoreRefused("a TLS connection to etcd", found, "check CA, client certificate and server name")
+        return StoreRefused("a TLS connection to etcd", found, next((p.do for _, p in seen if p.do), _CHECK_TLS))
     if kinds & {Listener.OTHER, Listener.SILENT}:
         return NotEtcd("etcd v3", found, "check host and port of --rdzv-endpoint (a frozen etcd is silent, too)")
+    if Listener.UNKNOWN_NAME in kinds:
+        host = socket.gethostname()
+        return NameUnknown("a name that resolves in --rdzv-endpoint", found, f"correct the endpoint, or the resolver of this host ({host})")
     return StoreUnavailable("etcd at --rdzv-endpoint", found, "start etcd, or correct the endpoint")

@@ -28,6 +28,8 @@ class Reply(Enum):
     BAD_REQUEST = "bad request"  # a mistake of ours
 
 
+PERMISSION_DENIED = "permission denied"
+"""Logged in, but the user's roles don't cover the key."""
 # (text in lower case, meaning); the first that occurs in the details decides
 _TEXTS: tuple[tuple[str, Reply], ...] = (
     ("invalid auth token", Reply.TOKEN_STALE),
@@ -35,7 +37,7 @@ _TEXTS: tuple[tuple[str, Reply], ...] = (
     ("authentication is not enabled", Reply.AUTH_OFF),
     ("authentication failed", Reply.REFUSED),
     ("user name is empty", Reply.REFUSED),
-    ("permission denied", Reply.REFUSED),
+    (PERMISSION_DENIED, Reply.REFUSED),
     ("permission is not granted", Reply.REFUSED),
     ("user name not found", Reply.REFUSED),
     ("database space exceeded", Reply.FULL),
@@ -81,6 +83,14 @@ def meaning(code: str, details: str) -> Reply:
     return _CODES.get(code, Reply.UNKNOWN)
 
 
+def _refused(text: str, found: str) -> StoreRefused:
+    if PERMISSION_DENIED in text:
+        return StoreRefused("a user with rights to this key", found, "check user and role: grant the role rights to the key prefix")
+    if "user name is empty" in text:
+        return StoreRefused("a login, since etcd has users", found, "check user: set store.user and store.password_file in the YAML")
+    return StoreRefused("a user and password that etcd accepts", found, "check user and password (store.user, store.password_file)")
+
+
 def refusal(reply: Reply, text: str, address: str) -> StoreError:
     """The error for a definite refusal."""
     found = f"{text} at {address}"
@@ -93,5 +103,5 @@ def refusal(reply: Reply, text: str, address: str) -> StoreError:
     if reply is Reply.NOT_ETCD:
         return NotEtcd("etcd v3", found, "check host and port of --rdzv-endpoint")
     if reply in (Reply.REFUSED, Reply.TOKEN_STALE):
-        return StoreRefused("a user that etcd accepts, with rights to this key", found, "check user, password and role")
+        return _refused(text.lower(), found)
     return StoreError("a request that etcd accepts", found, "this is a bug; please report it")

@@ -24,7 +24,7 @@ from elastic_health.errors import ConfigError
 from elastic_health.rendezvous.channels_etcd import CallFailed, Channel, Channels, Metadata
 from elastic_health.rendezvous.endpoints import TlsFiles, parse_endpoints
 from elastic_health.rendezvous.probe_net import find_member
-from elastic_health.rendezvous.replies import Reply, meaning, refusal
+from elastic_health.rendezvous.replies import PERMISSION_DENIED, Reply, meaning, refusal
 from elastic_health.rendezvous.store import (
     KeyValue,
     Lease,
@@ -38,7 +38,7 @@ from elastic_health.rendezvous.store import (
     TxnResult,
     WatchBatch,
 )
-from elastic_health.rendezvous.token_etcd import Token
+from elastic_health.rendezvous.token_etcd import Password, Token
 from elastic_health.rendezvous.txn_rules import check_txn, writes
 from elastic_health.rendezvous.watch_etcd import EtcdWatch, WatchPace
 from elastic_health.rendezvous.wire_etcd import MESSAGES, key_value, span, txn_message, txn_result
@@ -93,8 +93,9 @@ class EtcdSession:
         *,
         tls: TlsFiles | None = None,
         user: str | None = None,
-        password: str | None = None,
+        password: Password = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        calls_s: float | None = None,
         first: int | None = None,
         pace: WatchPace | None = None,
     ) -> EtcdSession:
@@ -103,7 +104,8 @@ class EtcdSession:
         Args:
             endpoints: as `endpoints.parse_endpoints` reads them.
             tls: PEM files; None with an `https://` endpoint means the system's authorities.
-            timeout_s: bound of this call, and the default deadline of later ones.
+            password: or a function that reads it, asked at each login: a changed password is taken up.
+            timeout_s: bound of this call, and the default deadline of later ones, where `calls_s` isn't given.
             first: index of the endpoint to begin with; None draws one, so that many agents spread over the members.
             pace: how quickly a watch notices silence.
 
@@ -116,13 +118,14 @@ class EtcdSession:
             raise ConfigError("https:// endpoints with TLS files", f"http:// endpoints {endpoints!r}", "write https://, or no scheme")
         if tls is None and parsed[0].tls:
             tls = TlsFiles()
-        if password is not None and user is None:
+        token = Token(user, password)
+        if token.has_password and user is None:
             raise ConfigError("a user with the password", "a password alone", "give the user's name too")
         deadline = time.monotonic() + timeout_s
         start = random.SystemRandom().randrange(len(parsed)) if first is None else first
         channels = Channels(parsed, tls, start)
         channels.prefer(find_member((*parsed[start:], *parsed[:start]), tls, deadline))
-        session = cls(channels, Token(user, password), timeout_s, pace or WatchPace())
+        session = cls(channels, token, calls_s or timeout_s, pace or WatchPace())
         try:
             session._first_read(deadline)
         except BaseException:
@@ -135,7 +138,7 @@ class EtcdSession:
         try:
             self._ask(lambda c, left, md: c.call("Range", request, left, md), write=False, timeout_s=deadline - time.monotonic())
         except StoreRefused as refused:
-            if "permission denied" not in refused.found:  # logged in, merely not allowed that key
+            if PERMISSION_DENIED not in refused.found:  # logged in, merely not allowed that key
                 raise
 
     # --- the one loop through which every call goes ---

@@ -23,6 +23,10 @@ class StoreUnavailable(StoreError):
     """No endpoint answered in time; a write was surely not applied (it was never sent, or was refused before raft)."""
 
 
+class NameUnknown(StoreUnavailable):
+    """An endpoint's name does not resolve: a mistake, or a DNS entry that is still to come."""
+
+
 class StoreAmbiguous(StoreError):
     """A write was sent and its answer lost: it may have been applied, or may still be."""
 

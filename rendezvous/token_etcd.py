@@ -6,21 +6,25 @@ Law: the password leaves this object only inside an `Authenticate` request, and 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import grpc
 
+from elastic_health.errors import ConfigError
 from elastic_health.rendezvous.channels_etcd import Channel, Metadata
 from elastic_health.rendezvous.replies import Reply, meaning
 from elastic_health.rendezvous.wire_etcd import MESSAGES
 
 _FIELD = "token"
+Password = str | Callable[[], str | None] | None
 
 
 class Token:
     """The token in use.  All members accept it, so one serves every channel.  Without a user there is none."""
 
-    def __init__(self, user: str | None, password: str | None) -> None:
+    def __init__(self, user: str | None, password: Password) -> None:
         self._user, self.__password = user, password
+        self.__last: str | None = None
         self._value: str | None = None
         self.reset()
 
@@ -42,13 +46,27 @@ class Token:
             return ((_FIELD, self._value),) if self._value else ()
 
     def _login(self, channel: Channel, timeout_s: float) -> str:
-        request = MESSAGES["AuthenticateRequest"](name=self._user, password=self.__password or "")
+        request = MESSAGES["AuthenticateRequest"](name=self._user, password=self._secret() or "")
         try:
             return str(channel.call("Authenticate", request, timeout_s, ()).token)
         except grpc.RpcError as error:
             if meaning(error.code().name, error.details() or "") is Reply.AUTH_OFF:
                 return ""  # the server has no users yet; a later refusal brings us back here
             raise
+
+    @property
+    def has_password(self) -> bool:
+        return self._secret() is not None
+
+    def _secret(self) -> str | None:
+        if not callable(self.__password):
+            return self.__password
+        try:
+            self.__last = self.__password()
+        except ConfigError:  # the file is gone, or being replaced: the one before may still do
+            if self.__last is None:
+                raise
+        return self.__last
 
     def forget(self, metadata: Metadata) -> None:
         """Drop the token that a failed call used, unless another call has replaced it already."""

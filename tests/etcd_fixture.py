@@ -126,11 +126,11 @@ class EtcdCluster:
     def endpoints(self) -> list[str]:
         return [m.endpoint for m in self.members]
 
-    def ctl(self, *arguments: str, check: bool = True, endpoints: Sequence[str] = ()) -> str:
+    def ctl(self, *arguments: str, check: bool = True, endpoints: Sequence[str] = (), stdin: str | None = None) -> str:
         """etcdctl's standard output."""
         command = [etcdctl_path(), "--endpoints", ",".join(endpoints or self.endpoints), *arguments]
         environment = {**os.environ, "ETCDCTL_API": "3"}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=20, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, input=stdin, timeout=20, check=False)
         if check and done.returncode != 0:
             raise AssertionError(f"{' '.join(command)}: {done.stderr}")
         return done.stdout

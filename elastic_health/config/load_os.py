@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,6 +86,12 @@ def tls_files(store: StoreSection) -> TlsFiles | None:
         if path is not None and not os.access(path, os.R_OK):
             raise ConfigError(f"a readable file in store.tls.{field}", path, "correct the path or its permissions")
     return TlsFiles(store.tls.ca, store.tls.cert, store.tls.key, store.tls.server_name)
+
+
+def hide_secrets(config: Config, environ: MutableMapping[str, str]) -> dict[str, str]:
+    """Take the variables that hold secrets out of `environ`, so that no process started from here on inherits them."""
+    names = (config.store.password_env, config.page.webhook_env)
+    return {name: environ.pop(name) for name in names if name and name in environ}
 
 
 def read_password(store: StoreSection, environ: Mapping[str, str]) -> str | None:

@@ -203,7 +203,7 @@ def test_dialing_a_name_without_address() -> None:
 
 
 def test_a_taken_port_is_said() -> None:
-    with agent("a") as a, pytest.raises(LinkError, match="another link port"):
+    with agent("a") as a, pytest.raises(LinkError, match="another port"):
         agent("b", port=int(a.address.rsplit(":", 1)[1]))
 
 

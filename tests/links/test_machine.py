@@ -4,6 +4,7 @@ the secret gets in, nothing is played twice."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from elastic_health.agents.link_types import DownReason, LinkHello, Purpose
 from elastic_health.agents.links import MAX_HANDSHAKE_BYTES, Broken, Got, Link, LinkOutcome, LinkState, Opened, Side, Unknown
+from elastic_health.codec import plain
 from elastic_health.errors import LinkError
 from elastic_health.messages import MAX_LINE_BYTES, LinkMessage, Ping, Reaped, Started, Suspect, VerdictSeen
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
@@ -80,15 +82,19 @@ def test_any_chunking_gives_the_same_messages(messages: list[LinkMessage], sizes
     """The whole conversation of the dialer, its handshake included, cut anywhere."""
     dialer, _ = pair()
     listener = Link(Side.LISTENER, SECRET, LISTENER, b"l" * 32)
-    hello = dialer.start()
-    _, answer = listener.receive(hello)
-    _, proof = dialer.receive(answer)
-    sent = proof + b"".join(dialer.send(m) for m in messages)
     got: list[LinkOutcome] = []
-    for chunk in chunks(sent, sizes):
-        outcomes, reply = listener.receive(chunk)
-        assert reply == b""
-        got += outcomes
+
+    def say(data: bytes) -> bytes:
+        answer = b""
+        for chunk in chunks(data, sizes):
+            outcomes, reply = listener.receive(chunk)
+            got.extend(outcomes)
+            answer += reply
+        return answer
+
+    _, hello = dialer.receive(say(dialer.start()))
+    assert dialer.receive(say(hello))[0] == [Opened(replace(LISTENER, generation=7))]
+    assert say(b"".join(dialer.send(m) for m in messages)) == b""
     assert got == [Opened(DIALER), *(Got(m) for m in messages)]
 
 
@@ -111,7 +117,7 @@ def test_any_damaged_byte_is_refused(messages: list[LinkMessage], data: st.DataO
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 2), st.floats(0, 1, exclude_max=True), st.integers(1, 255))
+@given(st.integers(0, 3), st.floats(0, 1, exclude_max=True), st.integers(1, 255))
 def test_any_damaged_handshake_byte_opens_no_link(which: int, where: float, flip: int) -> None:
     dialer, listener = pair()
 
@@ -121,11 +127,13 @@ def test_any_damaged_handshake_byte_opens_no_link(which: int, where: float, flip
         at = int(where * (len(line) - 1))  # all but the end of the line: without it the line goes on
         return line[:at] + bytes([line[at] ^ flip]) + line[at + 1 :]
 
-    _, answer = listener.receive(pass_on(dialer.start(), 0))
-    _, proof = dialer.receive(pass_on(answer, 1)) if answer else ([], b"")
-    if proof:
-        listener.receive(pass_on(proof, 2))
-    assert listener.state is not LinkState.OPEN
+    _, nonce = listener.receive(pass_on(dialer.start(), 0))
+    _, hello = dialer.receive(pass_on(nonce, 1)) if nonce else ([], b"")
+    _, answer = listener.receive(pass_on(hello, 2)) if hello else ([], b"")
+    if answer:
+        dialer.receive(pass_on(answer, 3))
+    assert dialer.state is not LinkState.OPEN
+    assert listener.state is not LinkState.OPEN or which == 3  # it has heard all it needs by then
 
 
 @settings(max_examples=100, deadline=None)
@@ -143,7 +151,8 @@ def test_wrong_secret_is_refused_by_both() -> None:
     assert isinstance(at_dialer[-1], Broken)
     assert "secret" in str(at_dialer[-1].error)
     assert at_listener == []
-    outcomes, _ = listener.receive(b"{} " + b"0" * 64 + b"\n")  # a dialer that goes on all the same
+    hello = json.dumps(plain(DIALER)).encode()
+    outcomes, _ = listener.receive(hello + b" " + b"0" * 64 + b"\n")  # a dialer that goes on all the same
     assert isinstance(outcomes[-1], Broken)
 
 
@@ -151,8 +160,36 @@ def test_a_listeners_own_proof_is_no_dialers_proof() -> None:
     """Reflection: what the listener proves can't be sent back to it."""
     dialer, listener = pair()
     _, answer = listener.receive(dialer.start())
-    outcomes, _ = listener.receive(b"{} " + answer.rsplit(b" ", 1)[1])
-    assert isinstance(outcomes[-1], Broken)
+    hello = json.dumps(plain(DIALER)).encode()
+    for body in (hello, answer.rsplit(b" ", 1)[0]):
+        _, listener = pair()
+        _, answer = listener.receive(dialer.start())
+        outcomes, reply = listener.receive(body + b" " + answer.rsplit(b" ", 1)[1])
+        assert isinstance(outcomes[-1], Broken) and reply == b""
+
+
+def test_a_stranger_learns_nothing_from_a_listener() -> None:
+    """One who speaks the protocol, and even knows run and nodes, but not the secret: no name comes back."""
+    listener = Link(Side.LISTENER, SECRET, LISTENER, b"l" * 32)
+    stranger = Link(Side.DIALER, b"x" * 32, DIALER, b"d" * 32)
+    _, answer = listener.receive(stranger.start())
+    stranger._transcript += b"\n" + answer.rsplit(b" ", 1)[0]
+    _, more = listener.receive(stranger._say(plain(DIALER)))  # it doesn't mind the listener's proof, and goes on
+    assert more == b"" and listener.state is LinkState.BROKEN
+    assert json.loads(answer.rsplit(b" ", 1)[0]).keys() == {"eh", "nonce"}
+    for word in (b"run", b"node-a", b"i1"):
+        assert word not in answer.replace(b'"nonce"', b"")
+
+
+def test_a_dialer_names_itself_to_nobody_without_the_secret() -> None:
+    """A port that a dead agent left behind may be anybody's by now."""
+    dialer, _ = pair()
+    first = dialer.start()
+    false = Link(Side.LISTENER, b"x" * 32, LISTENER, b"l" * 32)
+    _, answer = false.receive(first)
+    outcomes, more = dialer.receive(answer)
+    assert isinstance(outcomes[-1], Broken) and more == b""
+    assert b"node-b" not in first and b"run" not in first
 
 
 def test_another_run_is_told_so() -> None:
@@ -163,7 +200,7 @@ def test_another_run_is_told_so() -> None:
 
 def test_another_version_is_told_so() -> None:
     _, listener = pair()
-    outcomes, reply = listener.receive(b'{"eh":2} -\n')
+    outcomes, reply = listener.receive(b'{"eh":1} -\n')
     assert isinstance(outcomes[-1], Broken)
     assert json.loads(reply.rsplit(b" ", 1)[0])["refused"] == "version"
 

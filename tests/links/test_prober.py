@@ -66,7 +66,7 @@ def test_a_process_killed_while_it_is_dialed_is_found_dead_in_the_same_probe() -
             answered.set()
 
         start_probe(a, b.address, 10.0, take)
-        until(lambda: any(w.link.state.value == "hello" and not w.connecting and not w.out for w in list(a._wires.values())))
+        until(lambda: any(w.link.state.value == "nonce" and not w.connecting and not w.out for w in list(a._wires.values())))
         b.signal(signal.SIGKILL)
         assert answered.wait(10)
         assert results[0].outcome is ProbeOutcome.REFUSED

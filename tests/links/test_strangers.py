@@ -60,9 +60,10 @@ def test_another_run_is_told_so() -> None:
         assert failed.reason is DownReason.PROTOCOL and "other_run" in failed.detail
 
 
-@pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\n", b"\n" * 100, b"{}\n", b"A" * 10_000, b'{"eh":1} -\n']
-)
+FOREIGN = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\n", b"\n" * 100, b"{}\n", b"A" * 10_000)
+
+
+@pytest.mark.parametrize("said", [*FOREIGN, b'{"eh":1} -\n', b'{"eh":2} -\n'])
 def test_foreign_programs_are_refused_with_one_warning(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     heard_a, heard_b = Heard(), Heard()
     with agent("a", heard_a) as a, agent("b", heard_b) as b:

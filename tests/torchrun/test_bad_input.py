@@ -75,7 +75,7 @@ def test_a_port_that_is_not_etcd(run: Run, reply: bytes) -> None:
 @pytest.mark.parametrize("endpoint", ["127.0.0.1:99999", "ftp://127.0.0.1:2379", "no-such-host.invalid:2379", "127.0.0.1:2379,,x"])
 def test_an_endpoint_that_is_none(run: Run, endpoint: str) -> None:
     run.endpoint = endpoint
-    agent = run.start("a", config=FAST)
+    agent = run.start("a", config=FAST + "membership: {join_timeout_s: 2}\n")  # a name is asked for again until then
     assert agent.wait(30) in (ExitStatus.BAD_CONFIG, ExitStatus.STORE_UNREACHABLE)
     assert "Traceback" not in agent.text() and "healthy-etcd: expected" in agent.text(), agent.text()
 
