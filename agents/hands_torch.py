@@ -97,7 +97,7 @@ class AgentHands:
         self._record, self._rank, self._collected = generation, rank, ""
         self._desk.serve(generation, me.first_rank, me.node, lambda: self.loop.state)
         if generation.moved:
-            log.warning("ranks moved: %s (files that go by rank are elsewhere now)", "; ".join(generation.moved))
+            log.warning("ranks moved: %s (files that go by rank are elsewhere now)", _few(generation.moved))
         self._compare_max_restarts(generation)
         try:
             self.crew.start(generation, rank, store, self._exited)
@@ -341,6 +341,10 @@ class AgentHands:
         self.crew.close()
         self._guardian.bye()
         self._room.close()
+
+
+def _few(moved: tuple[str, ...], most: int = 8) -> str:
+    return "; ".join(moved[:most]) + (f"; and {len(moved) - most} more, see `elastic-health why`" if len(moved) > most else "")
 
 
 def _utc() -> str:

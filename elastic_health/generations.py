@@ -115,7 +115,7 @@ class Generation:
     Attributes:
         communicator: number of the `formed` generation whose processes and store this one uses.
         restarts: restarts spent by the whole run when it formed (TORCHELASTIC_RESTART_COUNT).
-        moved: nodes whose rank is not the one that they had before, `node: old -> new`, for people.
+        moved: nodes whose rank is not the one that they had before, `node: 3 -> 2 (workers 24-31 -> 16-23)`, for people.
     """
 
     number: int
