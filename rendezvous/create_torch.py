@@ -63,6 +63,8 @@ def _end(e: HealthError) -> NoReturn:
 
 def _place(params: RendezvousParameters, links: LinkFactory) -> Place:
     launch = load_launch(_conf(params), os.environ, socket.gethostname())
+    if launch.topology:
+        log.info("this node's place in the network: %s", launch.topology)
     run = run_id(params.run_id, private=not params.endpoint)
     endpoints, close = _endpoints(params.endpoint)
     try:
@@ -83,7 +85,7 @@ def _place(params: RendezvousParameters, links: LinkFactory) -> Place:
         endpoints=tuple(e for e in endpoints.split(",") if e),
         secret=secret,
         local_addr=params.local_addr,
-        topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
+        topology=launch.topology,
         links=links,
         close=close,
         config_path=launch.path,

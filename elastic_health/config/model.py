@@ -135,6 +135,12 @@ class PageSection(Section):
     timeout_s: Annotated[float, Field(ge=0.1, le=600.0)] = Field(default=PagePolicy().timeout_s, description="for command or request")
 
 
+class TopologySection(Section):
+    env: Word | None = Field(default=None, pattern=f"^{VARIABLE}$", description="variable that holds this node's place, e.g. pod1.rack7")
+    racks: dict[Word, Word] = Field(default={}, description="place by pattern (* and ?) of the node's name; the first that fits")
+    slurm: bool = Field(default=True, description="else the switches in SLURM_TOPOLOGY_ADDR")
+
+
 class PortsSection(Section):
     listen: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="TCP port of this agent's links; 0: any free one")
 
@@ -152,6 +158,7 @@ class Config(Section):
     checkpoints: CheckpointsSection = CheckpointsSection()
     page: PageSection = PageSection()
     observe_only: tuple[Automatic, ...] = Field(default=(), description="automatic actions that are decided and recorded, not done")
+    topology: TopologySection = TopologySection()
     ports: PortsSection = PortsSection()
 
     def policies(self) -> Policies:
