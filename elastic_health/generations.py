@@ -41,6 +41,7 @@ class Candidate:
         topology: sort key for rank order, "" if unknown.
         generation: the generation it is a member of (state `member`), else 0.
         deadline_s: seconds that `checking` may last.
+        leaving: this member was asked to leave and will soon be gone.
     """
 
     node: str
@@ -53,6 +54,7 @@ class Candidate:
     topology: str = ""
     generation: int = 0
     deadline_s: float = 0.0
+    leaving: bool = False
 
 
 @dataclass(frozen=True)

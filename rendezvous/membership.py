@@ -15,7 +15,7 @@ from elastic_health.messages import Goodbye, Reaped, VerdictSeen, WorkersDone
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.answers import answered
 from elastic_health.rendezvous.draft import Draft
-from elastic_health.rendezvous.state import RESENT, WAYS, Peer, Phase, Settings, State, Workers
+from elastic_health.rendezvous.state import RESENT, WAYS, Drain, Peer, Phase, Settings, State, Workers
 from elastic_health.rendezvous.turns import turn
 from elastic_health.rendezvous.view import View, Who, apply
 
@@ -72,6 +72,8 @@ def _tick(d: Draft, _: ev.Tick) -> None:
 def _store_changed(d: Draft, e: ev.StoreChanged) -> None:
     before = d.s.view
     view = apply(before, e.batch, d.s.settings.keys, fleet=e.fleet)
+    if not e.fleet and not d.s.synced:  # what had ended before this agent came says nothing to it
+        d.set(found_ended=max(view.verdicts, default=0))
     d.set(view=view, **({"fleet_synced": True} if e.fleet else {"synced": True}))
     seen = {g: d.now for g in view.verdicts if g not in d.s.verdict_seen}
     if seen:
@@ -214,7 +216,31 @@ def _publish_asked(d: Draft, e: ev.PublishAsked) -> None:
 
 
 def _stop_asked(d: Draft, e: ev.StopAsked) -> None:
-    d.set(stopping=d.s.stopping or e.reason)
+    _stop(d, e.reason)
+
+
+def _stop(d: Draft, reason: str) -> None:
+    if d.s.stopping is None:
+        d.set(stopping=reason, stopping_at=d.now)
+
+
+def _drain_asked(d: Draft, e: ev.DrainAsked) -> None:
+    """Only a member whose workers run has something to save; anyone else leaves at once."""
+    if d.s.drain is not None or d.s.stopping is not None:
+        return
+    if d.s.phase is not Phase.RUNNING:
+        _stop(d, e.reason)
+        return
+    d.set(drain=Drain(e.reason, e.until, e.saves, e.step))
+    if d.s.workers is Workers.UP:
+        d.do(ev.WishCheckpoint(d.s.generation) if e.saves else ev.PassSignal(d.s.generation))
+
+
+def _workers_left(d: Draft, e: ev.WorkersLeft) -> None:
+    drain = d.s.drain
+    if drain is not None and d.same_workers(e.generation):
+        left_at = d.now if drain.left_at is None else drain.left_at
+        d.set(drain=dataclasses.replace(drain, left_at=left_at, all_left=drain.all_left or e.all))
 
 
 def _held(d: Draft, e: ev.Held) -> None:
@@ -243,5 +269,7 @@ ABSORB: Mapping[type, Callable[[Draft, Any], None]] = {
     ev.DeleteAsked: _delete_asked,
     ev.PublishAsked: _publish_asked,
     ev.StopAsked: _stop_asked,
+    ev.DrainAsked: _drain_asked,
+    ev.WorkersLeft: _workers_left,
     ev.Held: _held,
 }

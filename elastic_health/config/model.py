@@ -15,6 +15,7 @@ from elastic_health.policies import (
     Automatic,
     Caps,
     CheckpointPolicy,
+    DrainPolicy,
     EvidencePolicy,
     MembershipPolicy,
     OutageChoice,
@@ -79,6 +80,13 @@ class MembershipSection(Section):
     start_s: SomeSeconds = Field(default=B.start_s, description="to publish the generation's store and to link up")
     former_delay_s: SomeSeconds = Field(default=M.former_delay_s, description="the next candidate forms after each such delay")
     scale_up: ScaleUp = Field(default=M.scale_up, description="when a newcomer enters a group that is not full")
+    gather_s: Short = Field(default=M.gather_s, description="grow only when no further node has come for so long (4 times that at most)")
+
+
+class DrainSection(Section):
+    deadline_s: Annotated[float, Field(ge=0.0, le=DAY_S)] = Field(
+        default=DrainPolicy().deadline_s, description="after SIGTERM: leave once a checkpoint is committed, or after so long without"
+    )
 
 
 class RestartsSection(Section):
@@ -150,6 +158,7 @@ class Config(Section):
 
     store: StoreSection = StoreSection()
     membership: MembershipSection = MembershipSection()
+    drain: DrainSection = DrainSection()
     restarts: RestartsSection = RestartsSection()
     liveness: LivenessSection = LivenessSection()
     evidence: EvidenceSection = EvidenceSection()
@@ -166,6 +175,7 @@ class Config(Section):
         return Policies(
             membership=self._membership(),
             outage=OutagePolicy(self.store.outage.policy, self.store.outage.bound_s),
+            drain=DrainPolicy(self.drain.deadline_s),
             recovery=RecoveryPolicy(
                 Caps(**_fields(self.restarts)), self.membership.scale_up, self.checkpoints.start_over, frozenset(self.observe_only)
             ),
@@ -180,7 +190,7 @@ class Config(Section):
     def _membership(self) -> MembershipPolicy:
         m = self.membership
         bounds = Bounds(m.lease_s, m.link_timeout_s, m.kill_grace_s, m.start_s)
-        return MembershipPolicy(m.join_timeout_s, m.last_call_s, m.former_delay_s, m.scale_up, bounds)
+        return MembershipPolicy(m.join_timeout_s, m.last_call_s, m.former_delay_s, m.scale_up, bounds, m.gather_s)
 
 
 def _fields(section: Section) -> dict[str, Any]:

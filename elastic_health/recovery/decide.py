@@ -27,6 +27,7 @@ class ActionKind(Enum):
     RESTART = "restart"
     ROLLBACK = "rollback"
     SCALE = "scale"
+    STOP = "stop"
     FINISH = "finish"
     ABORT = "abort"
     NOTHING = "nothing"
@@ -49,6 +50,7 @@ class Why(Enum):
     SCALE_UP_OFF = "scale_up_off"
     GROUP_FULL = "group_full"
     AWAITS_CHECKPOINT = "awaits_checkpoint"
+    TOO_FEW_STAY = "too_few_stay"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class MembershipFacts:
             without one.
         start_step: the step that the generation started from, -1 for the very beginning.
         at_checkpoint: a checkpoint was committed since the newcomer was ready, or this run commits none.
+        staying: fit nodes, members and spares, that are left when the nodes of a drain have gone.
     """
 
     min_nodes: int
@@ -71,6 +74,7 @@ class MembershipFacts:
     newest_checkpoint: str | None = None
     start_step: int = -1
     at_checkpoint: bool = True
+    staying: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Action:
     """What to do.
 
     Attributes:
-        exit_status: for `abort` and `finish`.
+        exit_status: for `stop`, `abort` and `finish`.
         backoff_s: the next formation waits this long.
         blamed: nodes whose own hardware gave evidence; they run the checks of `run_stage`, all others `restart`.
         page: call a person (the caller does so once a run).
@@ -143,6 +147,7 @@ _WHY_TEXT: Mapping[Why, str] = {
     Why.SCALE_UP_OFF: "membership.scale_up is off",
     Why.GROUP_FULL: "the group is full; the newcomer waits as a spare",
     Why.AWAITS_CHECKPOINT: "a newcomer is taken in at the next committed checkpoint (membership.scale_up)",
+    Why.TOO_FEW_STAY: "fewer than MIN nodes would be left, so all stop; the run goes on when it is started again",
 }
 
 
@@ -168,7 +173,7 @@ TABLE: Mapping[Cause, Row] = {
     Cause.NUMERIC_HALT: Row(ActionKind.ROLLBACK, "numbers went bad: back to the checkpoint before, and past the data that it met"),
     Cause.CHECKPOINT_UNUSABLE: Row(ActionKind.RESTART, "a checkpoint is torn: it is set aside, the one before is used"),
     Cause.SCALE_UP: Row(ActionKind.SCALE, "a fit node is waiting and the group is not full: a larger group forms"),
-    Cause.DRAIN: Row(ActionKind.SCALE, "a node leaves on request: the group forms without it"),
+    Cause.DRAIN: Row(ActionKind.SCALE, "a node leaves on request: the group forms without it; with fewer than MIN left all stop (84)"),
     Cause.FINISHED: Row(ActionKind.FINISH, "training finished on all nodes"),
     Cause.STOP_SIGNAL: Row(ActionKind.ABORT, "stopped on request", ExitStatus.STOPPED),
     Cause.CAP_REACHED: Row(ActionKind.ABORT, "a cap was reached: a person must look", ExitStatus.CAPPED, page=True),
@@ -200,6 +205,8 @@ def decide(
         found = _rollback(incident, history, budget, policy, now)
     elif incident.cause is Cause.SCALE_UP:
         found = _scale_up(incident, membership, policy)
+    elif incident.cause is Cause.DRAIN and membership.staying < membership.min_nodes:
+        found = Action(ActionKind.STOP, ExitStatus.STOPPED), Reason(Why.TOO_FEW_STAY, incident.cause)
     else:
         found = Action(row.kind, row.exit_status, page=row.page), _by_table(incident)
     return _observed(incident, *found, policy)

@@ -44,6 +44,7 @@ class World:
         self.links: Links = Links(self)
         self.outage, self.pages, self._count = False, 0, 0
         self.compaction, self.loss = 0.02, 0.02
+        self.saves = True
         self.plan: Plan | None = None
         self.moments: Counter[str] = Counter()
         self.requests: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -275,7 +276,10 @@ class World:
         need("I4", not first.mask >> position & 1, f"position {position} is consumed twice")
         for _, c in team:
             c.mask, c.position, c.steps = c.mask | 1 << position, position + 1, c.steps + 1
-        if lead.steps % self.every == 0 and not lead.pending:
+        wished = any(c.wish for _, c in team)
+        if (lead.steps % self.every == 0 or wished) and not lead.pending:
+            for _, c in team:
+                c.wish = False
             rank0.ask_commit()
 
     def _stepped_at_due(self) -> bool:
