@@ -11,7 +11,7 @@ from elastic_health.exits import ExitStatus
 from elastic_health.generations import CandidateState
 from elastic_health.ids import ulid
 from elastic_health.incidents import Incident, Record
-from elastic_health.recovery.budget import newest_of
+from elastic_health.recovery.budget import NODE_CAUSES, newest_of
 from elastic_health.recovery.decide import Action, ActionKind, MembershipFacts, decide
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
@@ -52,7 +52,7 @@ def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
     if what.target is not None and what.target not in d.s.view.checkpoints and d.now < d.s.incident_at + _TARGET_WAIT_S:
         d.wake(d.s.incident_at + _TARGET_WAIT_S)  # committed just now, and not yet read here
         return False
-    what = _with_live_target(d.s, what)
+    what = _with_live_target(d.s, _meant(d.s, what))
     action, reason = decide(what, _rollbacks(d.s), d.s.view.budget, _facts(d.s, d.wall), d.s.settings.policies.recovery, d.wall)
     record = _record(d, what, action, reason.text())
     if action.kind is ActionKind.NOTHING or not action.done:
@@ -63,6 +63,15 @@ def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
     d.say("verdict", f"generation {what.generation}: {what.cause.value}: {what.reason}; {reason.text()}", warn=True)
     d.send(Purpose.VERDICT, txn, verdict=verdict)
     return True
+
+
+def _meant(s: State, what: Incident) -> Incident:
+    """What befalls only nodes that have said that they leave is their leaving: it is no fault, and charged to nobody."""
+    leaving = {node for node, _ in s.leaving}
+    if what.cause not in NODE_CAUSES | {Cause.WORKER_EXIT} or not what.nodes or not leaving.issuperset(what.nodes):
+        return what
+    reason = f"{', '.join(what.nodes)} leaves: {what.reason}"
+    return dataclasses.replace(what, cause=Cause.DRAIN, signature=Cause.DRAIN.value, reason=reason)
 
 
 def _with_live_target(s: State, what: Incident) -> Incident:

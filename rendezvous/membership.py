@@ -79,6 +79,7 @@ def _store_changed(d: Draft, e: ev.StoreChanged) -> None:
     if seen:
         d.set(verdict_seen={**d.s.verdict_seen, **seen})
     _note_gone(d, before, view)
+    _note_leaving(d, view)
     if not e.fleet and 0 < d.s.created <= e.batch.revision and d.s.who not in view.candidates:
         d.set(lease_gone=True)  # what is told of revisions before `created` speaks of an earlier candidate
 
@@ -90,6 +91,15 @@ def _note_gone(d: Draft, before: View, view: View) -> None:
     gone = {who: d.s.gone_since.get(who, d.now) for who in members if who not in view.candidates}
     if gone != d.s.gone_since:
         d.set(gone_since=gone)
+
+
+def _note_leaving(d: Draft, view: View) -> None:
+    """Which members of the current generation have said that they leave?  Remembered when their candidates are gone."""
+    record = view.generation
+    told = d.s.leaving | {who for who, e in view.candidates.items() if e.candidate.leaving}
+    kept = frozenset(m.who for m in record.members if m.who in told) if record is not None and told else frozenset()
+    if kept != d.s.leaving:
+        d.set(leaving=kept)
 
 
 def _txn_done(d: Draft, e: ev.TxnDone) -> None:

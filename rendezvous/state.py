@@ -268,6 +268,7 @@ class State:
     stopping_at: float = 0.0
     drain: Drain | None = None
     found_ended: int = 0
+    leaving: frozenset[Who] = frozenset()
     wake_at: float = 0.0
     left: tuple[int, str] | None = None
 

@@ -345,6 +345,9 @@ def _leave(n: Node, e: ev.Leave) -> None:
     w.clockwork.note(f"{n.name}: leaves with {e.status}: {e.text}")
     late = n.now - n.drain_until
     need("R2", n.slept or late < LATE_S, f"{n.name} leaves {late:.1f} s after the deadline of its drain")
+    g = w.ledger.generations.get(w.ledger.current)
+    if g is not None and g.number not in w.ledger.verdicts and g.member(*n.state.who) is not None and n.state.view.current < g.number:
+        w.unaware += 1
     n.left, n.crew = e.status, None
     w.links.cut(n)
     patience = w.policies.membership.join_timeout_s

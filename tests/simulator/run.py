@@ -184,6 +184,7 @@ def _judge(world: World, s: Setup) -> None:
         slow = [g for g, at in ledger.formed_at.items() if g > 1 and at > ledger.verdict_at[g - 1] + QUICK_S]
         need("I6", not slow, f"generations {slow} came more than {QUICK_S:g} s after the verdict before them")
     if DELIBERATE.issuperset(names) and not s.loss:
-        need("R6", ledger.restarts == 0, f"{ledger.restarts} restarts were counted, and all that happened was meant")
+        # Who leaves while it is being formed with, and can't know it yet, is missed as any lost member.
+        need("R6", ledger.restarts <= world.unaware, f"{ledger.restarts} restarts were counted, and all that happened was meant")
     if not s.strikes:
         need("R1", ledger.restarts == 0, f"{ledger.restarts} restarts, and nothing was wrong")

@@ -44,7 +44,7 @@ class World:
         self.links: Links = Links(self)
         self.outage, self.pages, self._count = False, 0, 0
         self.compaction, self.loss = 0.02, 0.02
-        self.saves = True
+        self.saves, self.unaware = True, 0
         self.plan: Plan | None = None
         self.moments: Counter[str] = Counter()
         self.requests: dict[tuple[str, str], list[str]] = defaultdict(list)
