@@ -65,13 +65,14 @@ class HealthyAgent(LocalElasticAgent):
             check_entry(spec.entrypoint, spec.args)
         except ConfigError as e:
             _exit(ExitStatus.BAD_CONFIG, str(e))
-        _raise_on_signals()
+        self._on_signals()
         room, guardian = Room(), Guardian()
         guardian.start()
         guardian.folder(room.path)
         guardian.folder(room.shared)
         launching = Launching(self._logs_specs, self._start_method, self._log_line_prefix_template)
         crew = Crew(self._worker_group, launching, room, guardian, place.node, place.keys.run)
+        crew.on_handlers = self._on_signals
         desk = Desk(place.keys.run, lambda event: hands.loop.post(event), lambda: hands.make_id())
         folder = room.evidence(place.policies.evidence.folder, getattr(self._logs_specs, "root_log_dir", "") or "")
         hands = self._hands = AgentHands(crew, desk, room, guardian, place.policies, place.store, folder, place.environ)
@@ -97,7 +98,8 @@ class HealthyAgent(LocalElasticAgent):
             return
         self._hands = None
         if hasattr(hands, "loop") and hands.loop.state.left is None:
-            log.warning("leaving the run: %s", death_sig.name)
+            log.warning("leaving the run at once: %s", death_sig.name)
+            hands.hurry()
             hands.loop.post(ev.StopAsked(f"signal {death_sig.name}"))
             hands.loop.run(lambda state: state.left is not None, time.monotonic() + max(_LEAVE_S, float(timeout)))
             hands.loop.run(lambda state: not state.sent, time.monotonic() + 1.0)
@@ -110,6 +112,24 @@ class HealthyAgent(LocalElasticAgent):
         handler = self._worker_group.spec.rdzv_handler
         assert isinstance(handler, HealthyHandler)
         handler.close()
+
+    def _on_signals(self) -> None:
+        """Handlers as torch's, but from the beginning (a signal while waiting must give the lease back), and with a first
+        SIGTERM that drains this node while the loop goes on."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+
+        def stop(number: int, _: Any) -> None:
+            hands = self._hands
+            if number == signal.SIGTERM and hands is not None and hasattr(hands, "loop") and not hands.draining:
+                hands.asked_to_drain("SIGTERM")
+                return
+            raise SignalException(f"Process {os.getpid()} got signal: {number}", sigval=signal.Signals(number))
+
+        for name in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(","):
+            number = getattr(signal, name.strip(), None)
+            if number is not None:
+                signal.signal(number, stop)
 
     # ---- results
     def _result(self) -> RunResult:
@@ -159,20 +179,6 @@ def _name(spec: WorkerSpec) -> str:
     if not isinstance(spec.entrypoint, str):
         return str(getattr(spec.entrypoint, "__qualname__", "function"))
     return " ".join(str(a) for a in (spec.args or (spec.entrypoint,)))[:200]
-
-
-def _raise_on_signals() -> None:
-    """As torch does when workers start, but from the beginning: a signal while waiting must give the lease back."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-
-    def stop(number: int, _: Any) -> None:
-        raise SignalException(f"Process {os.getpid()} got signal: {number}", sigval=signal.Signals(number))
-
-    for name in os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT").split(","):
-        number = getattr(signal, name.strip(), None)
-        if number is not None:
-            signal.signal(number, stop)
 
 
 def _log_to_stderr() -> None:

@@ -68,9 +68,11 @@ class TappedSubprocessContext(SubprocessContext):
 
     take: Take | None = None
     close_trees: Close
+    on_handlers: Callable[[], None] = staticmethod(lambda: None)
     taps: dict[int, StderrTap]
 
     def _start(self) -> None:
+        self.on_handlers()
         self.taps = make_taps(self.stderrs)
         # One by one, so that a start that fails half-way leaves the started ones where `close` finds them.
         for rank in range(self.nprocs):
@@ -102,9 +104,11 @@ class TappedMultiprocessContext(MultiprocessContext):
     """Workers that are functions."""
 
     close_trees: Close
+    on_handlers: Callable[[], None] = staticmethod(lambda: None)
     taps: dict[int, StderrTap]
 
     def _start(self) -> None:
+        self.on_handlers()
         self.taps = make_taps(self.stderrs)
         for rank, tap in self.taps.items():
             self.envs[rank][variables.STDERR_TAP] = tap.path

@@ -23,7 +23,7 @@ from elastic_health.agents.guardian_proc import Guardian, new_token
 from elastic_health.agents.rank_facts import Watched
 from elastic_health.agents.room_os import Room
 from elastic_health.agents.teardown import TeardownPlan, TeardownReport
-from elastic_health.agents.teardown_proc import teardown
+from elastic_health.agents.teardown_proc import signal_workers, teardown
 from elastic_health.agents.warm_proc import WarmPool
 from elastic_health.agents.workers_proc import StartSpec, WorkerGroupProcesses, start_workers
 from elastic_health.evidence.collect_proc import Target, collect
@@ -58,6 +58,9 @@ class Crew:
         self.pages: list[Page] = []
         self.warmable: bool | None = None
         self.modules = 0
+        self._wish = 0
+        self.on_handlers: Callable[[], None] = lambda: None
+        """Called when torch has put its own signal handlers in place, as it does at each start of workers."""
         self._started_at = 0.0
         self.pool: WarmPool | None = None
 
@@ -92,6 +95,7 @@ class Crew:
             node=self._node,
             on_exit=on_exit,
             warm=self.pool,
+            on_handlers=self.on_handlers,
         )
         self._guardian.guard(self.processes.tokens(), tuple(self.processes.roots.values()))
         for worker in self._group.workers:
@@ -148,11 +152,28 @@ class Crew:
     # ---- while they run
     def order(self, deadline: float, generation: int, now: float) -> None:
         """Write the agent's section of every page."""
-        order = Order(int(now * 1e9), int(deadline * 1e9), generation)
+        order = Order(int(now * 1e9), int(deadline * 1e9), generation, wish=self._wish)
         with self._lock:
             for page in self.pages:
                 page.order(order)
         self._guardian.deadline(deadline if self.processes is not None else None)
+
+    def wish_checkpoint(self) -> None:
+        """The next order to the workers wishes a checkpoint."""
+        self._wish += 1
+
+    def saves(self) -> tuple[bool, int]:
+        """Do all of these workers save when it is wished, and the newest step that one of them has completed (-1: none)."""
+        try:
+            marks = [f.mark for i in range(len(self.pages)) if (f := self.look(i)) is not None]
+        except ValueError:  # the script has scribbled over a page
+            return False, -1
+        return bool(marks) and all(m.saves for m in marks), max((m.steps for m in marks), default=-1)
+
+    def signal(self, number: int) -> None:
+        """Pass a signal on to the workers, and do nothing else to them."""
+        if self.processes is not None:
+            signal_workers(self.processes, number)
 
     def watched(self, record: Generation) -> tuple[Watched, ...]:
         assert self.processes is not None

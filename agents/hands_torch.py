@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -36,7 +37,7 @@ from elastic_health.liveness.facts import ExitFacts
 from elastic_health.liveness.summary import Published, Summary
 from elastic_health.messages import LinkMessage, Progress
 from elastic_health.pager_net import Page, page_once
-from elastic_health.policies import Policies, Warm
+from elastic_health.policies import Policies, TeardownPolicy, Warm
 from elastic_health.records_etcd import prune, write_incident
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.loop_net import MembershipLoop
@@ -86,6 +87,8 @@ class AgentHands:
         self._ids = 0
         self._warned_of_restarts = False
         self._told: dict[str, Incident] = {}
+        self.draining = False
+        self._passed = -1
         self.last_result: Any = None
         self._session = session
         self._paging: threading.Thread | None = None
@@ -119,7 +122,7 @@ class AgentHands:
         self._record, self._rank, self._collected = generation, rank, ""
         self._desk.serve(generation, me.first_rank, me.node, lambda: self.loop.state)
         if generation.moved:
-            log.warning("ranks moved: %s (files that go by rank are elsewhere now)", "; ".join(generation.moved))
+            log.warning("ranks moved: %s (files that go by rank are elsewhere now)", _few(generation.moved))
         self._compare_max_restarts(generation)
         try:
             self.crew.start(generation, rank, store, self._exited)
@@ -163,14 +166,14 @@ class AgentHands:
         self._desk.serve(generation, me.first_rank, me.node, lambda: self.loop.state)
 
     # ---- Hands: the end of a generation
-    def stop_workers(self, generation: int, verdict: Verdict | None, reason: str) -> None:
+    def stop_workers(self, generation: int, verdict: Verdict | None, reason: str, until: float) -> None:
         self._running_since = None
         log.log(logging.INFO if verdict is not None else logging.WARNING, "ending generation %d: %s", generation, reason)
         facts = self.lookout.facts()
         self.lookout.stop()
-        threading.Thread(target=self._end, args=(generation, verdict, facts), name="eh-teardown", daemon=True).start()
+        threading.Thread(target=self._end, args=(generation, verdict, facts, until), name="eh-teardown", daemon=True).start()
 
-    def _end(self, generation: int, verdict: Verdict | None, facts: Any) -> None:
+    def _end(self, generation: int, verdict: Verdict | None, facts: Any, until: float) -> None:
         finished = verdict is not None and verdict.kind is VerdictKind.FINISH
         if verdict is not None and not finished:
             stall = verdict.cause in (Cause.STALL, Cause.MISMATCHED_COLLECTIVES, Cause.WATCHDOG_TIMEOUT)
@@ -179,9 +182,10 @@ class AgentHands:
                 self._collecting.join(limit)
             self._collect(verdict.incident or f"generation-{generation}", limit, facts)
         report = self.crew.end(
-            self._policies.teardown,
+            self._patience(until),
             finished=finished,
             kill_s=self._policies.membership.bounds.kill_grace_s,
+            signal=0 if self._passed >= 0 else int(signal.SIGTERM),
             holding=self._desk.busy,
         )
         stuck = "" if report is None or report.clean else "; ".join(str(p) for p in report.leftovers)
@@ -195,6 +199,11 @@ class AgentHands:
 
         self._calls.put(clear)
         self.loop.post(ev.Tick())
+
+    def _patience(self, until: float) -> TeardownPolicy:
+        """Workers that were passed the signal to leave may take what is left of the time that was given."""
+        policy = self._policies.teardown
+        return dataclasses.replace(policy, grace_s=max(policy.grace_s, until - time.monotonic()))
 
     def _collect(self, incident: str, limit_s: float, facts: Any) -> None:
         if self._collected == incident or limit_s <= 0:
@@ -217,6 +226,35 @@ class AgentHands:
         except StoreError as e:
             log.warning("incident %s is only in its files: %s", id, e)
 
+    # ---- Hands: leaving on purpose
+    def asked_to_drain(self, reason: str) -> None:
+        """From a signal handler, in the middle of anything: only note it."""
+        self.draining = True
+        self._calls.put(lambda: self._drain(reason))
+        self.loop.post(ev.Tick())
+
+    def _drain(self, reason: str) -> None:
+        saves, step = self.crew.saves()
+        wait_s = self._policies.drain.deadline_s
+        log.warning("%s: this node leaves within %g s (drain.deadline_s); once more, or SIGINT: at once", reason, wait_s)
+        self.loop.post(ev.DrainAsked(reason, time.monotonic() + wait_s, saves, step))
+
+    def wish_checkpoint(self, generation: int) -> None:
+        log.info("generation %d: asking all ranks for a checkpoint", generation)
+        self.crew.wish_checkpoint()
+        self._ordered_at = 0.0
+
+    def pass_signal(self, generation: int) -> None:
+        log.info("generation %d: this script saves no checkpoint on request; its workers here get SIGTERM", generation)
+        assert self._record is not None
+        self._passed = self._record.number
+        self.crew.signal(signal.SIGTERM)
+
+    def hurry(self) -> None:
+        """A second signal: workers that still use the time they were given end now."""
+        if self._passed >= 0:
+            self.crew.signal(signal.SIGKILL)
+
     # ---- what the agent sees
     def _incident(self, cause: Cause, signature: str, reason: str) -> Incident:
         assert self._record is not None
@@ -230,6 +268,9 @@ class AgentHands:
     def _weigh_exit(self, exit: ExitFacts) -> None:
         record, processes = self._record, self.crew.processes
         if record is None or processes is None or self._running_since is None:
+            return
+        if self._passed == record.number:
+            self.loop.post(ev.WorkersLeft(record.number, not processes.alive()))
             return
         if exit.code == 0:
             if not processes.alive() and all(e.code == 0 for e in processes.exits()):
@@ -370,6 +411,10 @@ class AgentHands:
         self.crew.close()
         self._guardian.bye()
         self._room.close()
+
+
+def _few(moved: tuple[str, ...], most: int = 8) -> str:
+    return "; ".join(moved[:most]) + (f"; and {len(moved) - most} more, see `elastic-health why`" if len(moved) > most else "")
 
 
 def _utc() -> str:

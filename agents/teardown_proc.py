@@ -64,6 +64,24 @@ def teardown(
     return _Teardown(workers, plan, holding, on_turn).run()
 
 
+def signal_workers(workers: Workers, number: int) -> None:
+    """A signal to each living worker, and no more; their ends are from now on our doing."""
+    workers.ending()
+    for rank in workers.alive():
+        proc = tree_os.read_proc(workers.roots[rank].pid)
+        if proc is not None and proc.alive:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or what the teardown will report
+                _send(proc, number)
+
+
+def _send(proc: tree_os.Proc, number: int) -> None:
+    """The worker's process group, as torch does it; a worker that is not a leader yet alone."""
+    if proc.session == proc.pid:
+        os.killpg(proc.pid, number)
+    else:
+        tree_os.send(proc, number)
+
+
 class _Teardown:
     def __init__(
         self,
@@ -132,7 +150,6 @@ class _Teardown:
             self._refused |= tree_os.kill_all(found)
 
     def _signal_workers(self) -> None:
-        """Each living worker's process group, as torch does it; a worker that is not a leader yet alone."""
         for rank in self._workers.alive():
             proc = tree_os.read_proc(self._workers.roots[rank].pid)
             if proc is None or not proc.alive:
@@ -141,10 +158,7 @@ class _Teardown:
             if number == SIGKILL:
                 self._killed[proc.pid] = None
             try:
-                if proc.session == proc.pid:
-                    os.killpg(proc.pid, number)
-                else:
-                    tree_os.send(proc, number)
+                _send(proc, number)
             except ProcessLookupError:
                 continue
             except PermissionError as error:

@@ -269,6 +269,7 @@ def start_workers(
     node: str = "",
     on_exit: Callable[[ExitFacts], None] | None = None,
     warm: WarmPool | None = None,
+    on_handlers: Callable[[], None] = lambda: None,
 ) -> WorkerGroupProcesses:
     """Start one generation's workers on this node.
 
@@ -277,6 +278,7 @@ def start_workers(
         node: this node's name, for the facts.
         on_exit: called once for each worker that ends, from the watch's thread.
         warm: processes that may become workers at once.
+        on_handlers: called when torch has put its own signal handlers in place, before any worker starts.
 
     Raises:
         OSError: a program can't be executed; those already started are killed.
@@ -285,6 +287,7 @@ def start_workers(
     commands = command_of(spec)
     context = _context(spec, commands)
     group = WorkerGroupProcesses(context, node, token, on_exit)
+    context.on_handlers = on_handlers
     context.close_trees = functools.partial(_close_trees, group)
     if isinstance(context, TappedSubprocessContext):
         context.take = _taker(group, commands, warm)

@@ -48,7 +48,7 @@ EXIT_TABLE: tuple[ExitMeaning, ...] = (
     ExitMeaning(ExitStatus.QUARANTINED, "this node is in quarantine", False),
     ExitMeaning(ExitStatus.CAPPED, "a restart or rollback cap was reached: a person must look", False),
     ExitMeaning(ExitStatus.NO_CHECKPOINT, "no usable checkpoint and starting over is not allowed: a person must look", False),
-    ExitMeaning(ExitStatus.STOPPED, "stopped on request (signal or command) before training finished", True),
+    ExitMeaning(ExitStatus.STOPPED, "stopped on request before training finished (this node, or so many that fewer than MIN stay)", True),
     ExitMeaning(ExitStatus.NOT_FORMED, "fewer than MIN fit nodes came within the join timeout", True),
     ExitMeaning(ExitStatus.REPLACED, "this agent lost its lease and could not rejoin in time", True),
 )

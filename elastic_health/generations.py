@@ -45,6 +45,7 @@ class Candidate:
         generation: the generation it is a member of (state `member`), else 0.
         deadline_s: seconds that `checking` may last.
         version: of the package that this agent runs.
+        leaving: this member was asked to leave and will soon be gone.
     """
 
     node: str
@@ -58,6 +59,7 @@ class Candidate:
     generation: int = 0
     deadline_s: float = 0.0
     version: str = ""
+    leaving: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class Generation:
     Attributes:
         communicator: number of the `formed` generation whose processes and store this one uses.
         restarts: restarts spent by the whole run when it formed (TORCHELASTIC_RESTART_COUNT).
-        moved: nodes whose rank is not the one that they had before, `node: old -> new`, for people.
+        moved: nodes whose rank is not the one that they had before, `node: 3 -> 2 (workers 24-31 -> 16-23)`, for people.
     """
 
     number: int

@@ -76,13 +76,29 @@ class Caps:
 
 @dataclass(frozen=True)
 class MembershipPolicy:
-    """Joining and forming.  `bounds` travels in every generation record, so that all members keep the same ones."""
+    """Joining and forming.  `bounds` travels in every generation record, so that all members keep the same ones.
+
+    `gather_s`: a group that may grow first waits until no further node has come for so long, and at most
+    `GATHER_MOST` times that.
+    """
 
     join_timeout_s: float = 600.0
     last_call_s: float = 1.0
     former_delay_s: float = 2.0
     scale_up: ScaleUp = ScaleUp.AT_CHECKPOINT
     bounds: Bounds = field(default_factory=Bounds)
+    gather_s: float = 5.0
+
+
+GATHER_MOST = 4.0
+"""Nodes that trickle in for ever must not keep a group small for ever."""
+
+
+@dataclass(frozen=True)
+class DrainPolicy:
+    """SIGTERM to an agent: the node leaves once a checkpoint is committed, after `deadline_s` at the latest."""
+
+    deadline_s: float = 25.0
 
 
 @dataclass(frozen=True)
@@ -170,6 +186,7 @@ class Policies:
 
     membership: MembershipPolicy = field(default_factory=MembershipPolicy)
     outage: OutagePolicy = field(default_factory=OutagePolicy)
+    drain: DrainPolicy = field(default_factory=DrainPolicy)
     recovery: RecoveryPolicy = field(default_factory=RecoveryPolicy)
     stall: StallPolicy = field(default_factory=StallPolicy)
     evidence: EvidencePolicy = field(default_factory=EvidencePolicy)

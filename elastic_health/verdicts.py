@@ -15,9 +15,12 @@ from elastic_health.windows import Window
 
 
 class VerdictKind(Enum):
+    """`stop`: everyone leaves, and the run goes on when enough agents are started again; `abort` ends it for good."""
+
     RESTART = "restart"
     ROLLBACK = "rollback"
     SCALE = "scale"
+    STOP = "stop"
     FINISH = "finish"
     ABORT = "abort"
 
@@ -53,7 +56,7 @@ class Verdict:
         signature: short stable text that equal faults share (counts repeats), e.g. `worker_killed:SIGKILL`.
         ranks, nodes: who is named as the origin, never the victims.
         reason: one sentence for people.
-        exit_status: for `abort` and `finish`, an `ExitStatus` value.
+        exit_status: for `stop`, `abort` and `finish`, an `ExitStatus` value.
         target: for `rollback`, the checkpoint's name (None: the beginning); `windows`: positions to skip.
         torn: name of a checkpoint found unusable: the forming transaction abandons it and its descendants.
         step: newest completed step known to the writer, -1 if none.

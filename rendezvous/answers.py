@@ -52,6 +52,14 @@ def _checking(d: Draft, _: Sent, r: TxnResult) -> None:
         d.set(checking_told=_own_candidate(d, r) is not None)
 
 
+def _leaving(d: Draft, _: Sent, r: TxnResult) -> None:
+    """Refused may mean that an earlier try has landed; what matters is only the revision for the next write."""
+    key = d.s.settings.keys.candidate(*d.s.who)
+    mine = next((kv for read in r.reads for kv in read.kvs if kv.key == key), None)
+    if r.succeeded or mine is not None:
+        d.set(candidate_mod=r.revision if r.succeeded or mine is None else mine.mod_revision)
+
+
 def _own_candidate(d: Draft, r: TxnResult) -> CandidateState | None:
     """What the own candidate says after a write of it: as asked, or refused because an earlier try of ours landed, or
     None when it is gone."""
@@ -89,7 +97,7 @@ def _member(d: Draft, sent: Sent, r: TxnResult) -> None:
             ended=None,
             peer_verdict=None,
         )
-        d.set(pending_incident=None, scale_wanted_since=None, last_commit=None, forget_due=True)
+        d.set(pending_incident=None, scale_wanted_since=None, last_commit=None, forget_due=True, drain=None)
         d.go(Phase.STARTING)
         return
     d.set(generation=0, token=0)
@@ -173,6 +181,7 @@ _ANSWERS: Mapping[Purpose, Callable[[Draft, Sent, TxnResult], None]] = {
     Purpose.CHECKING: _checking,
     Purpose.READY: _ready,
     Purpose.MEMBER: _member,
+    Purpose.LEAVING: _leaving,
     Purpose.REATTACH: _reattach,
     Purpose.VERDICT: _verdict,
     Purpose.COMMIT: _commit,

@@ -104,8 +104,12 @@ class BareRendezvous:
         self._place = (generation, rank, store)
         self._loop.post(ev.WorkersUp(generation.number))
 
-    def stop_workers(self, generation: int, verdict: Verdict | None, reason: str) -> None:
+    def stop_workers(self, generation: int, verdict: Verdict | None, reason: str, until: float) -> None:
         self._loop.post(ev.WorkersReaped(generation))
+
+    def wish_checkpoint(self, generation: int) -> None: ...
+
+    def pass_signal(self, generation: int) -> None: ...
 
     def hold_workers(self, generation: int) -> None:
         self._loop.post(ev.Held(generation, ok=False))

@@ -72,6 +72,8 @@ def _end(e: HealthError) -> NoReturn:
 
 def _place(params: RendezvousParameters, links: LinkFactory) -> Place:
     launch = load_launch(_conf(params), os.environ, socket.gethostname())
+    if launch.topology:
+        log.info("this node's place in the network: %s", launch.topology)
     run = run_id(params.run_id, private=not params.endpoint)
     environ = dict(os.environ)
     hidden = hide_secrets(launch.config, os.environ)
@@ -99,7 +101,7 @@ def _place(params: RendezvousParameters, links: LinkFactory) -> Place:
         endpoints=tuple(e.address for e in parse_endpoints(endpoints)),
         secret=secret,
         local_addr=params.local_addr,
-        topology=os.environ.get("SLURM_TOPOLOGY_ADDR", ""),
+        topology=launch.topology,
         links=links,
         close=close,
         config_path=launch.path,

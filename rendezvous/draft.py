@@ -16,6 +16,7 @@ from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.state import Phase, Purpose, Sent, State, Workers
 from elastic_health.rendezvous.store import Txn
+from elastic_health.verdicts import Cause
 
 _DELETE_AT_ONCE = 40
 
@@ -76,6 +77,7 @@ class Draft:
             generation,
             self.s.settings.policies.membership.join_timeout_s,
             __version__,
+            self.s.drain is not None,
         )
 
     # ---- transactions
@@ -158,13 +160,16 @@ class Draft:
     # ---- endings
     def stop_workers(self, reason: str) -> None:
         """To STOPPING.  Workers that were never asked for count as reaped."""
+        drain, cause = self.s.drain, self.s.ended.cause if self.s.ended is not None else Cause.DRAIN
+        until = drain.until if drain is not None and not drain.saves and cause is Cause.DRAIN else 0.0
         asked = self.s.workers in (Workers.ASKED, Workers.UP, Workers.DONE)
         self.refuse_commits(f"generation {self.s.generation} has ended: {reason}")
         self.set(pending_incident=None, stop_reason=reason, workers=Workers.STOPPING if asked else Workers.NONE)
         self.drop(Purpose.STORE, Purpose.COMMIT, Purpose.DELETE, Purpose.FORGET, Purpose.PUBLISH, Purpose.MEMBER, Purpose.REATTACH)
+        self.drop(Purpose.LEAVING)
         self.go(Phase.STOPPING)
         if asked:
-            self.do(ev.StopWorkers(self.s.generation, self.s.ended, reason))
+            self.do(ev.StopWorkers(self.s.generation, self.s.ended, reason, until))
 
     def leave(self, status: int, text: str) -> None:
         """The end: the candidate goes at once (the lease may already be lost), then the agent."""

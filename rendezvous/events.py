@@ -181,6 +181,28 @@ class StopAsked:
 
 
 @dataclass(frozen=True)
+class DrainAsked:
+    """A signal with a deadline: this node leaves once a checkpoint is committed, at monotonic second `until` at the latest.
+
+    `saves`: its workers save when they are asked to; else the signal is passed on to them.  `step`: newest completed
+    step known here, -1 if none: an older checkpoint is not enough.
+    """
+
+    reason: str
+    until: float
+    saves: bool = False
+    step: int = -1
+
+
+@dataclass(frozen=True)
+class WorkersLeft:
+    """After the signal was passed on: the first of this node's workers has ended, or (`all`) the last one."""
+
+    generation: int
+    all: bool
+
+
+@dataclass(frozen=True)
 class Held:
     """In-place rollback: this node's workers hold after the step of the halt (or can't: `ok` false)."""
 
@@ -210,6 +232,8 @@ Event = (
     | FilesGone
     | PublishAsked
     | StopAsked
+    | DrainAsked
+    | WorkersLeft
     | Held
 )
 
@@ -260,11 +284,26 @@ class StartWorkers:
 @dataclass(frozen=True)
 class StopWorkers:
     """Evidence, then teardown of everything of `generation`; answer with WorkersReaped.  `verdict` None: the agent
-    itself may not go on (lease lost, stop asked)."""
+    itself may not go on (lease lost, stop asked).  `until`: workers that were passed a signal may take till then."""
 
     generation: int
     verdict: Verdict | None
     reason: str
+    until: float = 0.0
+
+
+@dataclass(frozen=True)
+class WishCheckpoint:
+    """Have this node's workers ask all ranks to save after the running step."""
+
+    generation: int
+
+
+@dataclass(frozen=True)
+class PassSignal:
+    """Pass the signal to leave on to this node's workers; answer with WorkersLeft as they end."""
+
+    generation: int
 
 
 @dataclass(frozen=True)
@@ -368,6 +407,8 @@ Effect = (
     | OpenStore
     | StartWorkers
     | StopWorkers
+    | WishCheckpoint
+    | PassSignal
     | HoldWorkers
     | TakeUp
     | Connect

@@ -19,6 +19,7 @@ from enum import Enum
 
 from elastic_health.generations import CandidateState, Generation
 from elastic_health.policies import MembershipPolicy
+from elastic_health.rendezvous.order import picked
 from elastic_health.rendezvous.view import Entry, View, Who
 from elastic_health.verdicts import VerdictKind
 
@@ -100,7 +101,7 @@ def consider(
             return Waiting(Wait.BACKOFF, know.verdict_seen + verdict.backoff_s)
     elif len(fit) < spec_max and know.ready_since is not None and now < know.ready_since + policy.last_call_s:
         return Waiting(Wait.LAST_CALL, know.ready_since + policy.last_call_s)
-    return Chosen(_pick(fit, last, spec_max))
+    return Chosen(picked(fit, last, spec_max))
 
 
 def turn(me: Who, view: View, wall: float, formable_since: float, policy: MembershipPolicy, now: float) -> Waiting | None:
@@ -141,10 +142,3 @@ def _missing(view: View, last: Generation, know: Knowledge, policy: MembershipPo
     if alive:
         return Waiting(Wait.MEMBER_ALIVE, look_again, tuple(alive))
     return Waiting(Wait.MEMBER_NOT_PROVEN, until, tuple(unproven)) if unproven else None
-
-
-def _pick(fit: tuple[Entry, ...], last: Generation | None, most: int) -> tuple[Entry, ...]:
-    """Members of the last generation first, then the oldest candidates."""
-    old = {m.who for m in last.members} if last else set()
-    ordered = sorted(fit, key=lambda e: (e.who not in old, e.create_revision))
-    return tuple(ordered[:most])

@@ -69,7 +69,7 @@ def _budget(d: Draft) -> Budget:
 
 def _form(d: Draft, entries: tuple[Entry, ...]) -> Txn:
     s, view, last = d.s, d.s.view, d.s.view.generation
-    choice, budget, members = _choice(d), _budget(d), ranked(entries)
+    choice, budget, members = _choice(d), _budget(d), ranked(entries, last)
     g = Generation(
         number=view.current + 1,
         kind=GenerationKind.FORMED,

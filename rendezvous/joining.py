@@ -15,8 +15,9 @@ from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.gather import formation
 from elastic_health.rendezvous.judging import incident, judge
+from elastic_health.rendezvous.leaving import telling
 from elastic_health.rendezvous.loss import lost_members, probe_missing, stop_telling
-from elastic_health.rendezvous.refusal import Refusal, calls_a_person, ended, refuse, resumable, unusable
+from elastic_health.rendezvous.refusal import Refusal, calls_a_person, ended, refuse, resumable, stopped, unusable
 from elastic_health.rendezvous.state import Phase, Purpose
 from elastic_health.verdicts import Cause
 
@@ -38,7 +39,7 @@ def joining(d: Draft) -> None:
         return d.leave(ExitStatus.STOPPED, s.stopping)
     if not (s.synced and s.fleet_synced):
         return _join_timeout(d, ExitStatus.STORE_UNREACHABLE, "the store did not answer")
-    over = ended(s.view) if s.was_member else None
+    over = (ended(s.view) if s.was_member else None) or stopped(s)
     refusal = over or unusable(s.view, s.settings.keys) or refuse(s.view, s.settings.me.node, s.settings.me.spec, d.wall)
     if refusal is not None:
         return leave_ended(d, over) if over is not None else d.leave(refusal.status, refusal.text)
@@ -88,11 +89,12 @@ def _outside(d: Draft) -> bool:
     """Common to CHECKING and READY: reasons to leave or to begin again.  True if one was found."""
     s = d.s
     if s.stopping is not None:
-        d.leave(ExitStatus.STOPPED, s.stopping)
+        if not telling(d):
+            d.leave(ExitStatus.STOPPED, s.stopping)
     elif not s.fresh(d.now):
         d.say("lease_lost", "this node's lease has ended; joining again under a new incarnation", warn=True)
         d.rejoin()
-    elif (over := ended(s.view)) is not None:
+    elif (over := ended(s.view) or stopped(s)) is not None:
         leave_ended(d, over)
     elif (broken := unusable(s.view, s.settings.keys)) is not None:
         d.leave(broken.status, broken.text)

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 from elastic_health.checkpoints.line import ancestors, committed
 from elastic_health.exits import ExitStatus
+from elastic_health.generations import CandidateState
 from elastic_health.ids import ulid
 from elastic_health.incidents import Incident, Record
-from elastic_health.recovery.budget import newest_of
+from elastic_health.recovery.budget import NODE_CAUSES, newest_of
 from elastic_health.recovery.decide import Action, ActionKind, MembershipFacts, decide
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
@@ -23,6 +24,7 @@ _KINDS: Mapping[ActionKind, VerdictKind] = {
     ActionKind.RESTART: VerdictKind.RESTART,
     ActionKind.ROLLBACK: VerdictKind.ROLLBACK,
     ActionKind.SCALE: VerdictKind.SCALE,
+    ActionKind.STOP: VerdictKind.STOP,
     ActionKind.FINISH: VerdictKind.FINISH,
     ActionKind.ABORT: VerdictKind.ABORT,
 }
@@ -50,8 +52,8 @@ def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
     if what.target is not None and what.target not in d.s.view.checkpoints and d.now < d.s.incident_at + _TARGET_WAIT_S:
         d.wake(d.s.incident_at + _TARGET_WAIT_S)  # committed just now, and not yet read here
         return False
-    what = _with_live_target(d.s, what)
-    action, reason = decide(what, _rollbacks(d.s), d.s.view.budget, _facts(d.s), d.s.settings.policies.recovery, d.wall)
+    what = _with_live_target(d.s, _meant(d.s, what))
+    action, reason = decide(what, _rollbacks(d.s), d.s.view.budget, _facts(d.s, d.wall), d.s.settings.policies.recovery, d.wall)
     record = _record(d, what, action, reason.text())
     if action.kind is ActionKind.NOTHING or not action.done:
         d.say("not_acted", f"{what.cause.value}: {reason.text()}", warn=True)
@@ -61,6 +63,15 @@ def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
     d.say("verdict", f"generation {what.generation}: {what.cause.value}: {what.reason}; {reason.text()}", warn=True)
     d.send(Purpose.VERDICT, txn, verdict=verdict)
     return True
+
+
+def _meant(s: State, what: Incident) -> Incident:
+    """What befalls only nodes that have said that they leave is their leaving: it is no fault, and charged to nobody."""
+    leaving = {node for node, _ in s.leaving}
+    if what.cause not in NODE_CAUSES | {Cause.WORKER_EXIT} or not what.nodes or not leaving.issuperset(what.nodes):
+        return what
+    reason = f"{', '.join(what.nodes)} leaves: {what.reason}"
+    return dataclasses.replace(what, cause=Cause.DRAIN, signature=Cause.DRAIN.value, reason=reason)
 
 
 def _with_live_target(s: State, what: Incident) -> Incident:
@@ -79,7 +90,7 @@ def _rollbacks(s: State) -> tuple[Record, ...]:
     return tuple(Record(v.incident, ActionKind.ROLLBACK.value, v.reason, v.cause.value, v.signature, v.generation, v.step) for v in done)
 
 
-def _facts(s: State) -> MembershipFacts:
+def _facts(s: State, wall: float) -> MembershipFacts:
     ready = tuple(e.candidate.node for e in s.view.candidates.values())
     record = s.view.generation
     return MembershipFacts(
@@ -89,7 +100,15 @@ def _facts(s: State) -> MembershipFacts:
         tuple(m.node for m in record.members) if record else (),
         newest_of(s.view.checkpoints),
         record.plan.step if record and record.plan.checkpoint else -1,
+        staying=_staying(s, wall),
     )
+
+
+def _staying(s: State, wall: float) -> int:
+    """How many fit nodes are left when this one has gone: members and spares."""
+    fit = (CandidateState.READY, CandidateState.MEMBER)
+    here = (e for e in s.view.candidates.values() if e.candidate.state in fit and not e.candidate.leaving and e.who != s.who)
+    return sum(s.view.barred(e.candidate.node, wall) is None for e in here)
 
 
 def _verdict(d: Draft, what: Incident, action: Action, reason: str) -> Verdict:
@@ -99,7 +118,7 @@ def _verdict(d: Draft, what: Incident, action: Action, reason: str) -> Verdict:
         cause=what.cause,
         generation=what.generation,
         signature=what.signature,
-        reason=what.reason if action.kind is not ActionKind.ABORT else f"{reason} (last cause: {what.reason})",
+        reason=f"{reason} (last cause: {what.reason})" if action.kind in (ActionKind.ABORT, ActionKind.STOP) else what.reason,
         ranks=what.ranks,
         nodes=what.nodes,
         incident=what.id,

@@ -6,14 +6,15 @@ import dataclasses
 
 from elastic_health.checkpoints.line import top
 from elastic_health.checkpoints.retention import Keep, expendable, forgettable
-from elastic_health.generations import CandidateState, CheckpointState, Generation
-from elastic_health.policies import ScaleUp
+from elastic_health.generations import CheckpointState, Generation
+from elastic_health.policies import GATHER_MOST, ScaleUp
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.forming import ready
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.state import Peer, Purpose, State, Workers
+from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause
 
 COMMIT_PATIENCE_S = 0.5
@@ -120,18 +121,27 @@ def _missing_links(d: Draft, record: Generation) -> None:
 def _scale_up(d: Draft, record: Generation) -> None:
     """Nodes wait and the group is not full: at the next commit, or at once where nothing is ever committed."""
     s, how = d.s, d.s.settings.policies.membership.scale_up
-    waiting = [e for e in ready(s.view, d.wall) if e.candidate.state is CandidateState.READY and record.member(*e.who) is None]
+    waiting = [e for e in ready(s.view, d.wall) if record.member(*e.who) is None]
     if how is ScaleUp.OFF or not waiting or len(record.members) >= record.spec.max_nodes or not d.leads():
-        d.set(scale_wanted_since=None)
+        d.set(scale_wanted_since=None, scale_waiting=frozenset())
         return
-    if s.scale_wanted_since is None:
-        d.set(scale_wanted_since=d.now, commits=0)
-        s = d.s
-    assert s.scale_wanted_since is not None
-    at_once = how is ScaleUp.AT_ONCE or not s.view.checkpoints
-    settled = s.scale_wanted_since + s.settings.policies.membership.last_call_s
-    if (at_once and d.now >= settled) or (not at_once and s.commits > 0):
+    until = _gathered(d, frozenset(e.who for e in waiting), len(record.members) + len(waiting) >= record.spec.max_nodes)
+    if d.now < until:
+        d.set(commits=0)  # only a commit after that is one at which the group may grow
+        d.wake(until)
+        return
+    if how is ScaleUp.AT_ONCE or not s.view.checkpoints or d.s.commits > 0:
         nodes = tuple(e.candidate.node for e in waiting)
         judge(d, incident(d, Cause.SCALE_UP, f"{', '.join(nodes)} joined and the group is not full"))
-    elif at_once:
-        d.wake(settled)
+
+
+def _gathered(d: Draft, waiting: frozenset[Who], full: bool) -> float:
+    """When to stop waiting for further nodes: a group that grew for each one of them would do little else."""
+    s, gather_s = d.s, d.s.settings.policies.membership.gather_s
+    if s.scale_wanted_since is None:
+        d.set(scale_wanted_since=d.now, scale_newest_at=d.now, scale_waiting=waiting, commits=0)
+    elif waiting - s.scale_waiting:
+        d.set(scale_newest_at=d.now, scale_waiting=s.scale_waiting | waiting)
+    since = d.s.scale_wanted_since
+    assert since is not None
+    return d.now if full else min(d.s.scale_newest_at + gather_s, since + GATHER_MOST * gather_s)

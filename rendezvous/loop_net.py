@@ -68,7 +68,11 @@ class Hands(Protocol):
 
     def start_workers(self, generation: Generation, rank: int, store: StoreAddress) -> None: ...
 
-    def stop_workers(self, generation: int, verdict: Verdict | None, reason: str) -> None: ...
+    def stop_workers(self, generation: int, verdict: Verdict | None, reason: str, until: float) -> None: ...
+
+    def wish_checkpoint(self, generation: int) -> None: ...
+
+    def pass_signal(self, generation: int) -> None: ...
 
     def hold_workers(self, generation: int) -> None: ...
 
@@ -191,7 +195,11 @@ class MembershipLoop:
             case ev.StartWorkers():
                 self._hands.start_workers(e.generation, e.rank, e.store)
             case ev.StopWorkers():
-                self._hands.stop_workers(e.generation, e.verdict, e.reason)
+                self._hands.stop_workers(e.generation, e.verdict, e.reason, e.until)
+            case ev.WishCheckpoint():
+                self._hands.wish_checkpoint(e.generation)
+            case ev.PassSignal():
+                self._hands.pass_signal(e.generation)
             case ev.HoldWorkers():
                 self._hands.hold_workers(e.generation)
             case ev.TakeUp():

@@ -15,7 +15,7 @@ from elastic_health.messages import Goodbye, Reaped, VerdictSeen, WorkersDone
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.answers import answered
 from elastic_health.rendezvous.draft import Draft
-from elastic_health.rendezvous.state import RESENT, WAYS, Peer, Phase, Sent, Settings, State, Workers
+from elastic_health.rendezvous.state import RESENT, WAYS, Drain, Peer, Phase, Sent, Settings, State, Workers
 from elastic_health.rendezvous.store import Get
 from elastic_health.rendezvous.turns import turn
 from elastic_health.rendezvous.view import View, Who, apply
@@ -79,6 +79,8 @@ def _tick(d: Draft, _: ev.Tick) -> None:
 def _store_changed(d: Draft, e: ev.StoreChanged) -> None:
     before = d.s.view
     view = apply(before, e.batch, d.s.settings.keys, fleet=e.fleet)
+    if not e.fleet and not d.s.synced:  # what had ended before this agent came says nothing to it
+        d.set(found_ended=max(view.verdicts, default=0))
     d.set(view=view, **({"fleet_synced": True} if e.fleet else {"synced": True}))
     seen = {g: d.now for g in view.verdicts if g not in d.s.verdict_seen}
     if seen:
@@ -87,6 +89,7 @@ def _store_changed(d: Draft, e: ev.StoreChanged) -> None:
     for key, why in sorted(view.unreadable.items())[:_MOST_TOLD]:
         if before.unreadable.get(key) != why:
             d.say("unreadable", why, warn=True)
+    _note_leaving(d, view)
     if not e.fleet and 0 < d.s.created <= e.batch.revision and d.s.who not in view.candidates:
         d.set(lease_gone=True)  # what is told of revisions before `created` speaks of an earlier candidate
 
@@ -98,6 +101,15 @@ def _note_gone(d: Draft, before: View, view: View) -> None:
     gone = {who: d.s.gone_since.get(who, d.now) for who in members if who not in view.candidates}
     if gone != d.s.gone_since:
         d.set(gone_since=gone)
+
+
+def _note_leaving(d: Draft, view: View) -> None:
+    """Which members of the current generation have said that they leave?  Remembered when their candidates are gone."""
+    record = view.generation
+    told = d.s.leaving | {who for who, e in view.candidates.items() if e.candidate.leaving}
+    kept = frozenset(m.who for m in record.members if m.who in told) if record is not None and told else frozenset()
+    if kept != d.s.leaving:
+        d.set(leaving=kept)
 
 
 def _txn_done(d: Draft, e: ev.TxnDone) -> None:
@@ -257,7 +269,31 @@ def _publish_asked(d: Draft, e: ev.PublishAsked) -> None:
 
 
 def _stop_asked(d: Draft, e: ev.StopAsked) -> None:
-    d.set(stopping=d.s.stopping or e.reason)
+    _stop(d, e.reason)
+
+
+def _stop(d: Draft, reason: str) -> None:
+    if d.s.stopping is None:
+        d.set(stopping=reason, stopping_at=d.now)
+
+
+def _drain_asked(d: Draft, e: ev.DrainAsked) -> None:
+    """Only a member whose workers run has something to save; anyone else leaves at once."""
+    if d.s.drain is not None or d.s.stopping is not None:
+        return
+    if d.s.phase is not Phase.RUNNING:
+        _stop(d, e.reason)
+        return
+    d.set(drain=Drain(e.reason, e.until, e.saves, e.step))
+    if d.s.workers is Workers.UP:
+        d.do(ev.WishCheckpoint(d.s.generation) if e.saves else ev.PassSignal(d.s.generation))
+
+
+def _workers_left(d: Draft, e: ev.WorkersLeft) -> None:
+    drain = d.s.drain
+    if drain is not None and d.same_workers(e.generation):
+        left_at = d.now if drain.left_at is None else drain.left_at
+        d.set(drain=dataclasses.replace(drain, left_at=left_at, all_left=drain.all_left or e.all))
 
 
 def _held(d: Draft, e: ev.Held) -> None:
@@ -287,5 +323,7 @@ ABSORB: Mapping[type, Callable[[Draft, Any], None]] = {
     ev.FilesGone: _files_gone,
     ev.PublishAsked: _publish_asked,
     ev.StopAsked: _stop_asked,
+    ev.DrainAsked: _drain_asked,
+    ev.WorkersLeft: _workers_left,
     ev.Held: _held,
 }

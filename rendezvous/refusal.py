@@ -8,6 +8,7 @@ from elastic_health.codec import shown
 from elastic_health.exits import ExitStatus
 from elastic_health.generations import RunSpec
 from elastic_health.rendezvous.keys import RunKeys
+from elastic_health.rendezvous.state import State
 from elastic_health.rendezvous.view import View
 from elastic_health.verdicts import Verdict, VerdictKind
 
@@ -29,6 +30,14 @@ def end_of(v: Verdict | None) -> Refusal | None:
         return Refusal(ExitStatus.OK, v.reason or "training finished on all nodes")
     if v is not None and v.kind is VerdictKind.ABORT:
         return Refusal(ExitStatus(v.exit_status or ExitStatus.CAPPED), f"the run was stopped: {v.reason}")
+    return None
+
+
+def stopped(s: State) -> Refusal | None:
+    """The group was stopped while this agent was there, or waited: it leaves, and the run goes on when it is started again."""
+    for v in (s.ended, s.view.verdict):
+        if v is not None and v.kind is VerdictKind.STOP and v.generation > s.found_ended:
+            return Refusal(ExitStatus(v.exit_status or ExitStatus.STOPPED), f"the run was stopped: {v.reason}")
     return None
 
 

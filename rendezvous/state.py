@@ -40,17 +40,17 @@ class Phase(Enum):
 WAYS: Mapping[Phase, Mapping[Phase, str]] = {
     Phase.JOINING: {
         Phase.CHECKING: "lease granted, candidate written",
-        Phase.LEFT: "run id refused, node quarantined, stop asked, or join timeout",
+        Phase.LEFT: "run id refused or stopped, node quarantined, stop asked, or join timeout",
     },
     Phase.CHECKING: {
         Phase.READY: "preflight passed",
         Phase.JOINING: "lease lost",
-        Phase.LEFT: "preflight failed, quarantined, run ended, or stop asked",
+        Phase.LEFT: "preflight failed, quarantined, run ended or stopped, or stop asked",
     },
     Phase.READY: {
         Phase.STARTING: "in the current generation, `member` written behind the fence",
         Phase.JOINING: "lease lost",
-        Phase.LEFT: "run ended, quarantined, stop asked, or too few nodes within the join timeout",
+        Phase.LEFT: "run ended or stopped, quarantined, stop asked, or too few nodes within the join timeout",
     },
     Phase.STARTING: {
         Phase.RUNNING: "store published, workers spawned",
@@ -58,7 +58,7 @@ WAYS: Mapping[Phase, Mapping[Phase, str]] = {
     },
     Phase.RUNNING: {
         Phase.HOLDING: "rollback verdict seen, workers alive",
-        Phase.STOPPING: "verdict seen, lease lost, or stop asked",
+        Phase.STOPPING: "verdict seen, lease lost, stop asked, or a drain that is over (checkpoint committed, workers ended, deadline)",
     },
     Phase.HOLDING: {
         Phase.RUNNING: "in-place generation taken up",
@@ -67,7 +67,7 @@ WAYS: Mapping[Phase, Mapping[Phase, str]] = {
     Phase.STOPPING: {
         Phase.CHECKING: "workers reaped, lease held: `restart` checks",
         Phase.JOINING: "workers reaped, lease lost: new incarnation",
-        Phase.LEFT: "workers reaped, run ended or stop asked; or something can't be reaped",
+        Phase.LEFT: "workers reaped, run ended or stopped, or stop asked; or something can't be reaped",
     },
     Phase.LEFT: {},
 }
@@ -99,6 +99,7 @@ class Purpose(Enum):
     DELETE = "delete"
     FORGET = "forget"
     PUBLISH = "publish"
+    LEAVING = "leaving"
     LEAVE = "leave"
 
 
@@ -114,6 +115,7 @@ RESENT = frozenset(
         Purpose.VERDICT,
         Purpose.STORE,
         Purpose.COMMIT,
+        Purpose.LEAVING,
         Purpose.LEAVE,
     }
 )
@@ -162,6 +164,23 @@ class Peer:
     answers: bool = False
     reaped: int = 0
     done: int = 0
+
+
+@dataclass(frozen=True)
+class Drain:
+    """This node is to leave, by `until`; see `events.DrainAsked`.
+
+    `left_at`: when the first of its workers ended after the signal was passed on, `all_left`: all have; `told`: its
+    candidate says `leaving`.
+    """
+
+    reason: str
+    until: float
+    saves: bool
+    step: int
+    left_at: float | None = None
+    all_left: bool = False
+    told: bool = False
 
 
 @dataclass(frozen=True)
@@ -251,6 +270,8 @@ class State:
     unanswered_commits: Mapping[int, float] = field(default_factory=dict)
     commits_refused_since: float | None = None
     scale_wanted_since: float | None = None
+    scale_newest_at: float = 0.0
+    scale_waiting: frozenset[Who] = frozenset()
     commits: int = 0
     retain_due: bool = False
     removing: frozenset[str] = frozenset()
@@ -259,6 +280,10 @@ class State:
     keep: int = 0
     last_commit: str | None = None
     stopping: str | None = None
+    stopping_at: float = 0.0
+    drain: Drain | None = None
+    found_ended: int = 0
+    leaving: frozenset[Who] = frozenset()
     wake_at: float = 0.0
     left: tuple[int, str] | None = None
 

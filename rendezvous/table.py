@@ -20,7 +20,8 @@ _MEANING: Mapping[Phase, str] = {
     Phase.CHECKING: "runs preflight; after a restart only the checks of seconds",
     Phase.READY: "may be taken into the next generation, and may form it; waits as a spare beside a full group",
     Phase.STARTING: "is written as `member`; the store of the generation is opened and workers are spawned",
-    Phase.RUNNING: "workers train; rank 0 also commits, retains, finishes and grows the group",
+    Phase.RUNNING: "workers train, also while this node is drained (until a checkpoint is committed, its workers have ended, or the "
+    "deadline); rank 0 also commits, retains, finishes and grows the group",
     Phase.HOLDING: "workers hold after the step of a halt, until the in-place generation is there",
     Phase.STOPPING: "evidence, then teardown of everything of the generation",
     Phase.LEFT: "the agent exits with a documented status",

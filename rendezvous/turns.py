@@ -21,8 +21,9 @@ from elastic_health.rendezvous.gather import in_place_formation
 from elastic_health.rendezvous.joining import LEASE_RETRY_S, checking, joining, leave_ended, ready
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.lead import lead
+from elastic_health.rendezvous.leaving import leaves, tell_drain
 from elastic_health.rendezvous.loss import lost_members
-from elastic_health.rendezvous.refusal import end_of, ended, torn_fence
+from elastic_health.rendezvous.refusal import end_of, ended, stopped, torn_fence
 from elastic_health.rendezvous.serve import may_run, settle_incident
 from elastic_health.rendezvous.state import Peer, Phase, Purpose, Workers
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
@@ -36,6 +37,8 @@ def turn(d: Draft) -> None:
     d.resend_due()
     for _ in range(_MOST_ROUNDS):
         phase = d.s.phase
+        if d.s.drain is not None and phase is not Phase.RUNNING:  # nothing more to wait for
+            d.set(stopping=d.s.stopping or d.s.drain.reason, drain=None)
         TURNS[phase](d)
         if d.s.phase is phase:
             return
@@ -88,7 +91,7 @@ def _member_common(d: Draft) -> bool:
         d.stop_workers(torn)
         return True
     if s.stopping is not None:
-        if judge_drain(d) or not s.fresh(d.now):
+        if tell_drain(d, s.stopping) or not s.fresh(d.now):
             d.stop_workers(s.stopping)
             return True
         return False
@@ -99,21 +102,13 @@ def _member_common(d: Draft) -> bool:
     return False
 
 
-def judge_drain(d: Draft) -> bool:
-    """Tell the group that this node leaves on purpose; True once the verdict is on its way."""
-    s = d.s
-    if s.under_way(Purpose.VERDICT) is None:
-        judge(d, incident(d, Cause.DRAIN, f"{s.settings.me.node} leaves: {s.stopping}", nodes=(s.settings.me.node,)))
-    return d.s.under_way(Purpose.VERDICT) is not None
-
-
 def _apply(d: Draft, v: Verdict) -> None:
     """Every member applies the one verdict."""
     d.set(ended=v)
     d.do(ev.Tell(None, VerdictSeen(v)))
     dying = d.s.pending_incident is not None and d.s.pending_incident.cause is not Cause.NUMERIC_HALT
     alive = d.s.workers is Workers.UP and d.s.phase is Phase.RUNNING and not dying
-    if v.kind is VerdictKind.ROLLBACK and alive and d.s.stopping is None:
+    if v.kind is VerdictKind.ROLLBACK and alive and d.s.stopping is None and d.s.drain is None:
         d.refuse_commits("the generation rolls back")
         d.set(pending_incident=None)
         d.go(Phase.HOLDING)
@@ -158,7 +153,7 @@ def _starting(d: Draft) -> None:
 
 
 def _running(d: Draft) -> None:
-    if _member_common(d):
+    if _member_common(d) or leaves(d):
         return
     record = d.s.record
     assert record is not None
@@ -235,7 +230,7 @@ def _stopping(d: Draft) -> None:
     s = d.s
     if s.workers is not Workers.NONE:
         return
-    over = ended(s.view) or end_of(s.ended)
+    over = ended(s.view) or end_of(s.ended) or stopped(s)
     d.do(ev.Tell(None, Goodbye(s.generation) if s.stopping or over else Reaped(s.generation)), ev.CloseLinks(s.generation))
     if over is not None:
         return leave_ended(d, over)

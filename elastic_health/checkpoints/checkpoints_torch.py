@@ -30,6 +30,7 @@ from elastic_health.checkpoints.group_torch import Group
 from elastic_health.checkpoints.home import Home
 from elastic_health.checkpoints.layout import Manifest, newest_first
 from elastic_health.checkpoints.restore_torch import Restored, State, Torn, load_state, prove, to_save
+from elastic_health.checkpoints.wishes_torch import Wishes
 from elastic_health.checkpoints.write_torch import (
     SHARED_WAIT_S,
     CommitStep,
@@ -103,6 +104,7 @@ class Checkpoints:
         """How the newest finished save ended."""
         self._state, self._home, self._observe = state, home, observe
         self._group: Group | None = None
+        self._wishes: Wishes | None = None
         self._shared = False
         # Run and generation as they were at the restore: the home may know of the next one before this state is of it.
         self._writer: tuple[str, int] | None = None
@@ -131,6 +133,8 @@ class Checkpoints:
         self._writer = (self._home.run, self._home.generation) if self._home else None
         with self._phase(Phase.INIT):
             group = self._ready()
+            if self._wishes is not None:
+                self._wishes.begin()
             restored = self._restore_planned(group, plan) if self._home else self._restore_newest(group, plan)
         self._saved = None
         return restored
@@ -191,8 +195,16 @@ class Checkpoints:
 
     # ---- saving
     def maybe_save(self, step: int, position: int) -> bool:
-        """Save if `step` is a multiple of `every`.  Arguments and answer as `save`."""
-        return self.save(step, position) if step > 0 and step % self.every == 0 else False
+        """Save if `step` is a multiple of `every`, or if `wished`.  Arguments and answer as `save`."""
+        wished = self.wished(step)
+        return self.save(step, position) if wished or (step > 0 and step % self.every == 0) else False
+
+    def wished(self, step: int) -> bool:
+        """Should all ranks save after `step`, since a node is to leave?  The same answer on all ranks, True once a wish.
+
+        Collective.  For loops that save in their own way: call it after each step, and `commit_folder` when it is true.
+        """
+        return self._wishes.wished(step) if self._wishes is not None else False
 
     def save(self, step: int, position: int) -> bool:
         """Save the state as it is now.  Collective.
@@ -268,8 +280,11 @@ class Checkpoints:
         """The group, made at first use; and once, the proof that all nodes share the folder, before work is at stake."""
         if self._group is None:
             self._group = Group()
+            # A background thread may be using that one.
+            talk = Group() if self.mode == "async" and self._home else self._group
+            self._wishes = Wishes(self._home, talk) if self._home else None
             # A process that ends with open gloo groups aborts now and then (SIGABRT after all work was done).
-            weakref.finalize(self, _release, self._group, self._in_flight)
+            weakref.finalize(self, _release, (self._group, talk), self._in_flight)
         if not self._shared:
             group, trial = self._group, f".shared-{secrets.token_hex(8)}"
             path = self.folder / group.first(lambda: trial)
@@ -356,9 +371,10 @@ class Checkpoints:
             log.warning(message, *args)
 
 
-def _release(group: Group, in_flight: list[threading.Thread]) -> None:
+def _release(groups: tuple[Group, ...], in_flight: list[threading.Thread]) -> None:
     if not any(t.is_alive() for t in in_flight):  # closing a group under a collective may wait for dead peers
-        group.close()
+        for group in groups:
+            group.close()
 
 
 def _put(path: Path) -> None:

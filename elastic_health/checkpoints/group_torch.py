@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
 from elastic_health.checkpoints.files_os import explain
@@ -67,6 +68,14 @@ class Group:
         out: list[T | None] = [None] * self.world
         dist.all_gather_object(out, value, group=self.pg)
         return cast("list[T]", out)
+
+    def most(self, *values: int) -> tuple[int, ...]:
+        """The largest of each value over all ranks, on every rank: one small all-reduce."""
+        if self.pg is None:
+            return values
+        told = torch.tensor(values, dtype=torch.int64)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self.pg)
+        return tuple(int(v) for v in told.tolist())
 
     def together(self, fn: Callable[[], T]) -> list[T]:
         """Run `fn` on every rank; all get every rank's result.

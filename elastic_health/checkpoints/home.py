@@ -32,5 +32,11 @@ class Home(Protocol):
     def unusable(self, tell: TellUnusable) -> None:
         """Returns when the agent has taken it."""
 
+    def saves(self) -> None:
+        """Tells the agent that this script saves when it wishes a checkpoint."""
+
+    def wish(self) -> int:
+        """Number of the agent's newest wish for a checkpoint, 0 for none."""
+
     def phase(self, phase: Phase) -> AbstractContextManager[None]:
         """Says on the progress page what this worker does, for the length of a `with` block."""

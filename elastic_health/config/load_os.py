@@ -14,6 +14,7 @@ from pathlib import Path
 from elastic_health.config.model import Config, StoreSection
 from elastic_health.config.nodes import MAX_BYTES
 from elastic_health.config.rdzv_conf import RdzvConf, parse_rdzv_conf
+from elastic_health.config.topology import place_of
 from elastic_health.config.validate import parse
 from elastic_health.errors import ConfigError
 from elastic_health.policies import Policies
@@ -24,7 +25,8 @@ from elastic_health.variables import CONFIG, NODE
 
 @dataclass(frozen=True)
 class Launch:
-    """One agent's settings: the file (`path` "": none, the defaults), this node's name, key prefix and link port."""
+    """One agent's settings: the file (`path` "": none, the defaults), this node's name, key prefix, link port
+    and place in the network."""
 
     config: Config
     policies: Policies
@@ -32,6 +34,7 @@ class Launch:
     node: str
     prefix: str
     listen: int
+    topology: str = ""
 
 
 def load(path: str | os.PathLike[str] | None) -> Config:
@@ -71,7 +74,8 @@ def load_launch(conf: Mapping[str, object], environ: Mapping[str, str], host: st
         policies = replace(policies, membership=replace(policies.membership, join_timeout_s=given.timeout_s))
     node = check_segment("node name", given.node or environ.get(NODE) or host)
     listen = config.ports.listen if given.listen is None else given.listen
-    return Launch(config, policies, path or "", node, given.prefix or config.store.prefix, listen)
+    place = place_of(given.topology, config.topology, node, environ)
+    return Launch(config, policies, path or "", node, given.prefix or config.store.prefix, listen, place)
 
 
 def tls_files(store: StoreSection) -> TlsFiles | None:

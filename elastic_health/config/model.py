@@ -15,6 +15,7 @@ from elastic_health.policies import (
     Automatic,
     Caps,
     CheckpointPolicy,
+    DrainPolicy,
     EvidencePolicy,
     MembershipPolicy,
     OutageChoice,
@@ -79,6 +80,13 @@ class MembershipSection(Section):
     start_s: SomeSeconds = Field(default=B.start_s, description="to publish the generation's store and to link up")
     former_delay_s: SomeSeconds = Field(default=M.former_delay_s, description="the next candidate forms after each such delay")
     scale_up: ScaleUp = Field(default=M.scale_up, description="when a newcomer enters a group that is not full")
+    gather_s: Short = Field(default=M.gather_s, description="grow only when no further node has come for so long (4 times that at most)")
+
+
+class DrainSection(Section):
+    deadline_s: Annotated[float, Field(ge=0.0, le=DAY_S)] = Field(
+        default=DrainPolicy().deadline_s, description="after SIGTERM: leave once a checkpoint is committed, or after so long without"
+    )
 
 
 class RestartsSection(Section):
@@ -135,6 +143,12 @@ class PageSection(Section):
     timeout_s: Annotated[float, Field(ge=0.1, le=600.0)] = Field(default=PagePolicy().timeout_s, description="for command or request")
 
 
+class TopologySection(Section):
+    env: Word | None = Field(default=None, pattern=f"^{VARIABLE}$", description="variable that holds this node's place, e.g. pod1.rack7")
+    racks: dict[Word, Word] = Field(default={}, description="place by pattern (* and ?) of the node's name; the first that fits")
+    slurm: bool = Field(default=True, description="else the switches in SLURM_TOPOLOGY_ADDR")
+
+
 class PortsSection(Section):
     listen: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="TCP port of this agent's links; 0: any free one")
 
@@ -144,6 +158,7 @@ class Config(Section):
 
     store: StoreSection = StoreSection()
     membership: MembershipSection = MembershipSection()
+    drain: DrainSection = DrainSection()
     restarts: RestartsSection = RestartsSection()
     liveness: LivenessSection = LivenessSection()
     evidence: EvidenceSection = EvidenceSection()
@@ -152,6 +167,7 @@ class Config(Section):
     checkpoints: CheckpointsSection = CheckpointsSection()
     page: PageSection = PageSection()
     observe_only: tuple[Automatic, ...] = Field(default=(), description="automatic actions that are decided and recorded, not done")
+    topology: TopologySection = TopologySection()
     ports: PortsSection = PortsSection()
 
     def policies(self) -> Policies:
@@ -159,6 +175,7 @@ class Config(Section):
         return Policies(
             membership=self._membership(),
             outage=OutagePolicy(self.store.outage.policy, self.store.outage.bound_s),
+            drain=DrainPolicy(self.drain.deadline_s),
             recovery=RecoveryPolicy(
                 Caps(**_fields(self.restarts)), self.membership.scale_up, self.checkpoints.start_over, frozenset(self.observe_only)
             ),
@@ -173,7 +190,7 @@ class Config(Section):
     def _membership(self) -> MembershipPolicy:
         m = self.membership
         bounds = Bounds(m.lease_s, m.link_timeout_s, m.kill_grace_s, m.start_s)
-        return MembershipPolicy(m.join_timeout_s, m.last_call_s, m.former_delay_s, m.scale_up, bounds)
+        return MembershipPolicy(m.join_timeout_s, m.last_call_s, m.former_delay_s, m.scale_up, bounds, m.gather_s)
 
 
 def _fields(section: Section) -> dict[str, Any]:

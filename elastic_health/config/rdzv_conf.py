@@ -12,7 +12,7 @@ from elastic_health.rendezvous.keys import check_segment
 
 TORCH_DEFAULT_TIMEOUT = "900"
 """torch's launcher puts `timeout=900` in when the user gave none, so this value says nothing."""
-_KNOWN = ("config", "node", "prefix", "listen", "timeout")
+_KNOWN = ("config", "node", "prefix", "listen", "timeout", "topology")
 _FROM_C10D: Mapping[str, str] = {
     "join_timeout": "membership.join_timeout_s",
     "last_call_timeout": "membership.last_call_s",
@@ -27,13 +27,14 @@ _PREFIX = re.compile(r"/([A-Za-z0-9._:@-]+/)+")
 
 @dataclass(frozen=True)
 class RdzvConf:
-    """`--rdzv-conf config=…,node=…,prefix=…,listen=…,timeout=…`; None: not given."""
+    """`--rdzv-conf config=…,node=…,prefix=…,listen=…,timeout=…,topology=…`; None: not given."""
 
     config: str | None = None
     node: str | None = None
     prefix: str | None = None
     listen: int | None = None
     timeout_s: float | None = None
+    topology: str | None = None
 
 
 def parse_rdzv_conf(given: Mapping[str, object]) -> RdzvConf:
@@ -55,6 +56,7 @@ def parse_rdzv_conf(given: Mapping[str, object]) -> RdzvConf:
         prefix=_prefix(values.get("prefix")),
         listen=_port(values.get("listen")),
         timeout_s=_timeout_s(values.get("timeout")),
+        topology=values.get("topology"),
     )
 
 

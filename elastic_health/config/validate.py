@@ -25,6 +25,7 @@ _IN_WORDS: Mapping[str, str] = {
     "store.prefix": "a path of letters, digits and ._:@- that begins and ends with /",
     "store.user": "a user's name, without a password",
     "store.password_env": "the name of an environment variable",
+    "topology.env": "the name of an environment variable",
     "page.webhook": "a URL that begins with http:// or https://",
     "page.webhook_env": "the name of an environment variable",
 }

@@ -16,15 +16,15 @@ from types import MappingProxyType
 
 from elastic_health.liveness.facts import GroupFrontier, Phase
 
-MAGIC = b"EHPAGE02"
+MAGIC = b"EHPAGE03"
 PAGE_BYTES = 4096
 GROUPS = 8
 PHASES: tuple[Phase, ...] = tuple(Phase)
 
-_MARK = struct.Struct("<QqQqqBQQ")  # seq, steps, step_at, position, microbatch, phase, phase_at, bound_hint_ms
+_MARK = struct.Struct("<QqQqqBQQB")  # seq, steps, step_at, position, microbatch, phase, phase_at, bound_hint_ms, saves
 _BEAT = struct.Struct("<QqQqQQbQBB")  # seq, pid, beat_at, activity, activity_at, frontier_at, warmable, modules, script, groups
 _GROUP = struct.Struct("<24sqq24sIII")  # name, enqueued, completed, operation; ranks: first, stride, how many
-_ORDER = struct.Struct("<QQQQB")  # seq, beat_at, deadline, generation, hold
+_ORDER = struct.Struct("<QQQQBI")  # seq, beat_at, deadline, generation, hold, wish
 _CHECK = struct.Struct("<I")
 
 _BEAT_BYTES = _BEAT.size + GROUPS * _GROUP.size
@@ -35,7 +35,8 @@ _BODY: Mapping[str, int] = MappingProxyType({"mark": _MARK.size, "beat": _BEAT_B
 
 @dataclass(frozen=True)
 class Mark:
-    """Written by the script's own thread: completed steps (-1: none told), position in samples, phase."""
+    """Written by the script's own thread: completed steps (-1: none told), position in samples, phase; `saves`: it saves
+    a checkpoint when the agent wishes one."""
 
     steps: int = -1
     step_at: int = 0
@@ -44,6 +45,7 @@ class Mark:
     phase: Phase = Phase.BOOT
     phase_at: int = 0
     bound_hint_ms: int = 0
+    saves: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,14 @@ class Beat:
 @dataclass(frozen=True)
 class Order:
     """Written by the agent: its own heartbeat, when the worker must end if nothing more is heard, the generation (it
-    grows when an in-place rollback hands a new one over), and whether to hold before the next step."""
+    grows when an in-place rollback hands a new one over), whether to hold before the next step, and the number of the newest
+    wish for a checkpoint (0: none; all ranks answer the highest that any of them was told)."""
 
     beat_at: int = 0
     deadline: int = 0
     generation: int = 0
     hold: bool = False
+    wish: int = 0
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,11 @@ def sealed(body: bytes) -> bytes:
     return _CHECK.pack(zlib.crc32(body)) + body
 
 
-def pack_mark(seq: int, steps: int, step_at: int, position: int, microbatch: int, phase: int, phase_at: int, hint_ms: int) -> bytes:
+def pack_mark(
+    seq: int, steps: int, step_at: int, position: int, microbatch: int, phase: int, phase_at: int, hint_ms: int, saves: bool = False
+) -> bytes:
     """The hot path: plain numbers, no objects; `phase` is its place in `PHASES`."""
-    body = _MARK.pack(seq, steps, step_at, position, microbatch, phase, phase_at, hint_ms)
+    body = _MARK.pack(seq, steps, step_at, position, microbatch, phase, phase_at, hint_ms, saves)
     return _CHECK.pack(zlib.crc32(body)) + body
 
 
@@ -120,7 +126,7 @@ def pack_beat(seq: int, b: Beat) -> bytes:
 
 
 def pack_order(seq: int, o: Order) -> bytes:
-    return sealed(_ORDER.pack(seq, o.beat_at, o.deadline, o.generation, o.hold))
+    return sealed(_ORDER.pack(seq, o.beat_at, o.deadline, o.generation, o.hold, o.wish))
 
 
 def read(page: bytes) -> PageFacts:
@@ -164,8 +170,8 @@ def _read_mark(page: bytes) -> Mark:
     body = _newest(page, "mark")
     if body is None:
         return Mark()
-    _, steps, step_at, position, microbatch, phase, phase_at, hint = _MARK.unpack(body)
-    return Mark(steps, step_at, position, microbatch, PHASES[min(phase, len(PHASES) - 1)], phase_at, hint)
+    _, steps, step_at, position, microbatch, phase, phase_at, hint, saves = _MARK.unpack(body)
+    return Mark(steps, step_at, position, microbatch, PHASES[min(phase, len(PHASES) - 1)], phase_at, hint, bool(saves))
 
 
 def _read_beat(page: bytes) -> Beat:
@@ -186,8 +192,8 @@ def _read_order(page: bytes) -> Order:
     body = _newest(page, "order")
     if body is None:
         return Order()
-    _, beat_at, deadline, generation, hold = _ORDER.unpack(body)
-    return Order(beat_at, deadline, generation, bool(hold))
+    _, beat_at, deadline, generation, hold, wish = _ORDER.unpack(body)
+    return Order(beat_at, deadline, generation, bool(hold), wish)
 
 
 def _progression(ranks: tuple[int, ...]) -> tuple[int, int, int]:

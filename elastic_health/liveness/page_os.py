@@ -58,6 +58,7 @@ class Page:
         self._seq = {section: last_written(now, section) for section in ("mark", "beat", "order")}
         self._steps, self._step_at, self._position, self._microbatch = mark.steps, mark.step_at, mark.position, mark.microbatch
         self._phase, self._phase_at, self._hint_ms = PHASES.index(mark.phase), mark.phase_at, mark.bound_hint_ms
+        self._saves = mark.saves
 
     @classmethod
     def create(cls, path: str) -> Page:
@@ -108,9 +109,15 @@ class Page:
             self._phase, self._phase_at, self._hint_ms = PHASES.index(phase), time.monotonic_ns(), int(bound_hint_s * 1000)
             self._mark()
 
+    def saves(self) -> None:
+        """The script saves a checkpoint when the agent wishes one."""
+        with self._lock:
+            self._saves = True
+            self._mark()
+
     def _mark(self) -> None:
         seq = self._seq["mark"] + 1
-        marks = (self._steps, self._step_at, self._position, self._microbatch, self._phase, self._phase_at, self._hint_ms)
+        marks = (self._steps, self._step_at, self._position, self._microbatch, self._phase, self._phase_at, self._hint_ms, self._saves)
         self._put("mark", seq, pack_mark(seq, *marks))
 
     # ---- the heartbeat thread

@@ -27,6 +27,7 @@ class ActionKind(Enum):
     RESTART = "restart"
     ROLLBACK = "rollback"
     SCALE = "scale"
+    STOP = "stop"
     FINISH = "finish"
     ABORT = "abort"
     NOTHING = "nothing"
@@ -50,6 +51,7 @@ class Why(Enum):
     GROUP_FULL = "group_full"
     AWAITS_CHECKPOINT = "awaits_checkpoint"
     WORKED_BEFORE = "worked_before"
+    TOO_FEW_STAY = "too_few_stay"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class MembershipFacts:
             without one.
         start_step: the step that the generation started from, -1 for the very beginning.
         at_checkpoint: a checkpoint was committed since the newcomer was ready, or this run commits none.
+        staying: fit nodes, members and spares, that are left when the nodes of a drain have gone.
     """
 
     min_nodes: int
@@ -72,6 +75,7 @@ class MembershipFacts:
     newest_checkpoint: str | None = None
     start_step: int = -1
     at_checkpoint: bool = True
+    staying: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Action:
     """What to do.
 
     Attributes:
-        exit_status: for `abort` and `finish`.
+        exit_status: for `stop`, `abort` and `finish`.
         backoff_s: the next formation waits this long.
         blamed: nodes whose own hardware gave evidence; they run the checks of `run_stage`, all others `restart`.
         page: call a person (the caller does so once a run).
@@ -145,6 +149,7 @@ _WHY_TEXT: Mapping[Why, str] = {
     Why.GROUP_FULL: "the group is full; the newcomer waits as a spare",
     Why.WORKED_BEFORE: "this set-up has served the run before, so it is taken for a fault of the moment: the whole group restarts",
     Why.AWAITS_CHECKPOINT: "a newcomer is taken in at the next committed checkpoint (membership.scale_up)",
+    Why.TOO_FEW_STAY: "fewer than MIN nodes would be left, so all stop; the run goes on when it is started again",
 }
 
 
@@ -173,7 +178,7 @@ TABLE: Mapping[Cause, Row] = {
         ActionKind.ABORT, "the set-up is wrong, a restart would meet it again: correct it and start again", ExitStatus.BAD_CONFIG
     ),
     Cause.SCALE_UP: Row(ActionKind.SCALE, "a fit node is waiting and the group is not full: a larger group forms"),
-    Cause.DRAIN: Row(ActionKind.SCALE, "a node leaves on request: the group forms without it"),
+    Cause.DRAIN: Row(ActionKind.SCALE, "a node leaves on request: the group forms without it; with fewer than MIN left all stop (84)"),
     Cause.FINISHED: Row(ActionKind.FINISH, "training finished on all nodes"),
     Cause.STOP_SIGNAL: Row(ActionKind.ABORT, "stopped on request", ExitStatus.STOPPED),
     Cause.CAP_REACHED: Row(ActionKind.ABORT, "a cap was reached: a person must look", ExitStatus.CAPPED, page=True),
@@ -208,6 +213,8 @@ def decide(
         found = _rollback(incident, history, budget, policy, now)
     elif incident.cause is Cause.SCALE_UP:
         found = _scale_up(incident, membership, policy)
+    elif incident.cause is Cause.DRAIN and membership.staying < membership.min_nodes:
+        found = Action(ActionKind.STOP, ExitStatus.STOPPED), Reason(Why.TOO_FEW_STAY, incident.cause)
     else:
         found = Action(row.kind, row.exit_status, page=row.page), _by_table(incident)
     return _observed(incident, *found, policy)

@@ -38,6 +38,7 @@ class RunState(Enum):
     FINISHED = "finished"
     CAPPED = "capped"
     STOPPED = "stopped"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,8 @@ class RunSnapshot:
             return RunState.FINISHED
         if v.kind is VerdictKind.ABORT:
             return RunState.STOPPED if v.exit_status == ExitStatus.STOPPED else RunState.CAPPED
+        if v.kind is VerdictKind.STOP and not self.candidates:
+            return RunState.PAUSED
         return RunState.RESTARTING
 
 

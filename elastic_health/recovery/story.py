@@ -54,6 +54,7 @@ _STATE_TEXT: Mapping[RunState, str] = {
     RunState.FINISHED: "finished",
     RunState.CAPPED: "ended, a person must look",
     RunState.STOPPED: "stopped on request",
+    RunState.PAUSED: "stopped on request; it goes on when it is started again",
 }
 
 
@@ -90,7 +91,7 @@ def _ending(snap: RunSnapshot, v: Verdict, began: str) -> Iterator[str]:
     if v.kind is VerdictKind.ROLLBACK:
         skipped = ", ".join(f"[{w.start}, {w.end})" for w in v.windows)
         yield f"    back to {v.target or 'the beginning'}{f', past positions {skipped}' if skipped else ''}"
-    if v.kind in (VerdictKind.ABORT, VerdictKind.FINISH):
+    if v.kind in (VerdictKind.STOP, VerdictKind.ABORT, VerdictKind.FINISH):
         yield f"    exit status {v.exit_status}"
     yield from (_decision(r) for r in snap.records if r.generation == v.generation and r.decision)
 

@@ -68,6 +68,12 @@ class Home:
     def halt(self, tell: TellHalt) -> None:
         self._ask(tell, Told)
 
+    def saves(self) -> None:
+        self.page.saves()
+
+    def wish(self) -> int:
+        return self.page.look().order.wish
+
     def mark_step(self, step: int, position: int) -> None:
         self.page.step(step, position)
 

@@ -58,6 +58,8 @@ class FileHome:
     fenced: bool = False
     told: list[TellUnusable] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
+    told_saves: bool = False
+    wished: int = 0
 
     def verify(self, ask: AskVerify) -> VerifyReply:
         return VerifyReply(verify_files(ask.folder, ask.nonce, ask.files))
@@ -82,6 +84,12 @@ class FileHome:
 
     def unusable(self, tell: TellUnusable) -> None:
         self.told.append(tell)
+
+    def saves(self) -> None:
+        self.told_saves = True
+
+    def wish(self) -> int:
+        return self.wished
 
     @contextlib.contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:

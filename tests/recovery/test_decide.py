@@ -19,7 +19,7 @@ from elastic_health.windows import Window
 
 pytestmark = pytest.mark.spec("R6")
 NOW = 1_000_000.0
-GROUP = MembershipFacts(2, 4, ready=("n1", "n2", "n3"), members=("n1", "n2", "n3"))
+GROUP = MembershipFacts(2, 4, ready=("n1", "n2", "n3"), members=("n1", "n2", "n3"), staying=2)
 
 
 def incident(cause: Cause, generation: int = 1, **more: object) -> Incident:
@@ -57,6 +57,14 @@ def test_every_cause_has_a_row_and_an_answer() -> None:
         action, reason = ask(incident(cause, target=checkpoint_name(10, 1)))
         assert action.kind is TABLE[cause].kind and action.exit_status is TABLE[cause].exit_status, cause
         assert reason.why is Why.TABLE and reason.text()
+
+
+@pytest.mark.spec("R1", "R2")
+def test_a_drain_that_leaves_too_few_stops_the_run_and_calls_nobody() -> None:
+    action, reason = ask(incident(Cause.DRAIN), group=dataclasses.replace(GROUP, staying=1))
+    assert (action.kind, action.exit_status, action.page) == (ActionKind.STOP, ExitStatus.STOPPED, False)
+    assert reason.why is Why.TOO_FEW_STAY and "started again" in reason.text()
+    assert spend(Budget(), incident(Cause.DRAIN), action, NOW) == Budget(), "not charged"
 
 
 def test_first_restart_is_at_once_and_unpaged() -> None:

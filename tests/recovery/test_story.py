@@ -136,6 +136,10 @@ STATES = {
         [kv(KEYS.current, b'{"generation": 1}'), kv(KEYS.verdict(1), Verdict(VerdictKind.ABORT, Cause.STOP_SIGNAL, 1, exit_status=84))],
         RunState.STOPPED,
     ),
+    "drained": (
+        [kv(KEYS.current, b'{"generation": 1}'), kv(KEYS.verdict(1), Verdict(VerdictKind.STOP, Cause.DRAIN, 1, exit_status=84))],
+        RunState.PAUSED,
+    ),
     "capped": (keys_of_a_capped_run(), RunState.CAPPED),
 }
 

@@ -52,7 +52,7 @@ def _reboot(w: World, n: Node, least: float, most: float) -> None:
 
 
 def _pause(w: World, n: Node) -> None:
-    n.paused = True
+    n.paused = n.slept = True
     w.links.cut(n, silent=True)
     life = n.life
     w.clockwork.after(w.clockwork.random.choice((0.5, 3.0, 9.0, 15.0)), lambda: wake(n) if n.life == life and n.running else None)
@@ -177,7 +177,23 @@ def _skip(w: World, n: Node) -> None:
 
 
 def _drain(w: World, n: Node) -> None:
-    n.feed(ev.StopAsked("SIGTERM"))
+    """SIGTERM, with a deadline."""
+    until = n.now + w.policies.drain.deadline_s
+    n.drain_until = min(n.drain_until, until)
+    n.feed(ev.DrainAsked("SIGTERM", until, w.saves, n.crew.steps if n.crew is not None else -1))
+
+
+def _drain_all(w: World, n: Node) -> None:
+    """As a scheduler ends a job: every node, within a moment."""
+    for m in w.nodes:
+        if m.running and not m.paused:
+            life = m.life
+            w.clockwork.after(w.clockwork.delay(0.3), lambda m=m, life=life: _drain(w, m) if m.life == life and m.running else None)  # type: ignore[misc]
+
+
+def _stop(w: World, n: Node) -> None:
+    """Ctrl-C, or a second signal while it drains."""
+    n.feed(ev.StopAsked("SIGINT"))
 
 
 def _quarantined(w: World, n: Node) -> None:
@@ -235,6 +251,8 @@ FAULTS: Mapping[str, Callable[[World, Node], None]] = {
     "watch compacted": _compacted,
     "window recorded": _skip,
     "node drained": _drain,
+    "all drained": _drain_all,
+    "node stopped": _stop,
     "node quarantined": _quarantined,
     "node unfit": _unfit,
     "process unkillable": _unkillable,
@@ -271,6 +289,8 @@ QUICK = frozenset(
 )
 """Faults after which the next generation must follow within `QUICK_S`, without waiting for any lease."""
 QUICK_S = 10.0
+DELIBERATE = frozenset(("node drained", "all drained", "node stopped"))
+"""What people and schedulers do on purpose, and what therefore counts as no restart."""
 IN_PLACE_MOMENTS = ("phase holding", "rollback verdict", "txn verdict", "in-place form", "taken up", "phase running", "txn form")
 
 
@@ -348,6 +368,9 @@ def drawn(r: random.Random, nodes: int) -> tuple[Strike, ...]:
         at, silent, other = r.uniform(3.0, 12.0), r.randrange(nodes), r.randrange(nodes)
         upset = r.choice((*UPSETTING, *("worker exits", "stall") * 3))
         return (Strike(r.choice(SILENT), at, target=silent), Strike(upset, at + r.uniform(0.2, 9.0), target=other))
+    if r.random() < 0.1:  # nothing fails, but nodes are told to leave
+        names = sorted(DELIBERATE)
+        return tuple(_at_moment(r, r.choice(names), MOMENTS, nodes) for _ in range(r.choice((1, 2, 4))))
     out = []
     for _ in range(r.choice((0, 1, 2, 3, 5, 8))):
         name = r.choice(names)

@@ -93,6 +93,11 @@ class Ledger:
         for m in g.members:
             need("I2", m.first_rank == first, "worker ranks are not dense")
             first += m.workers
+        last = self.generations.get(g.previous)
+        if last is not None:
+            now = [m.who for m in g.members]
+            kept = [m.who for m in last.members if m.who in now]
+            need("R2", [w for w in now if last.member(*w)] == kept, f"those who stay change their order in generation {g.number}")
         self._same_group(g)
         self._restores(g)
         self._windows(g)

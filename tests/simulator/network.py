@@ -6,6 +6,9 @@ import heapq
 import random
 from collections.abc import Callable
 
+LATEST_WRITE_S = 8.0
+"""A write whose answer was lost may still land so much later."""
+
 
 class Clockwork:
     """Virtual seconds; what is due at the same time happens in the order in which it was asked for."""

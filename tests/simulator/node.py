@@ -17,12 +17,15 @@ from elastic_health.rendezvous.store import WatchBatch
 from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause
 from tests.simulator.ledger import need
+from tests.simulator.network import LATEST_WRITE_S
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
 HOME = (Phase.STARTING, Phase.RUNNING, Phase.HOLDING, Phase.STOPPING)
 PROGRESS_S = 2.0
+LATE_S = 3.0
+"""Teardown and telling, after the deadline of a drain."""
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Crew:
     pending: int = 0
     asked: int = -1
     committed: int = -1
+    wish: bool = False
     left_over: bool = False
 
 
@@ -65,6 +69,9 @@ class Node:
     former_stuck: bool = False
     unfit: bool = False
     stuck_process: bool = False
+    drain_until: float = float("inf")
+    slept: bool = False
+    place: str = ""
     linked: dict[Who, int] = field(default_factory=dict)
     backlog: list[ev.Event] = field(default_factory=list)
     outside_since: float = 0.0
@@ -78,8 +85,9 @@ class Node:
         self.alive, self.paused, self.life, self.linked, self.backlog = True, False, self.life + 1, {}, []
         self.former_stuck = self._watching = False
         self._tick, self.outside_since = float("inf"), w.clockwork.now
+        self.drain_until, self.slept = float("inf"), False
         spec = RunSpec(w.least, w.most, "script", "train.py", 0)
-        me = Me(self.name, f"life{self.life}", f"{self.name}:{self.life}", 2, spec)
+        me = Me(self.name, f"life{self.life}", f"{self.name}:{self.life}", 2, spec, topology=self.place)
         self.settings = Settings(w.keys, me, w.policies)
         self.state: State = membership.start(self.settings, self.clock())
         self.left, self.seen, self.told = None, 0, 0
@@ -222,18 +230,22 @@ class Node:
         need("I7", name not in w.removed, f"generation {g.number} restores {name}, whose files are gone")
         crew.mask = w.ledger.masks[name] if name is not None else 0
         crew.generation, crew.position, crew.steps = g.number, g.plan.position, g.plan.step
-        crew.held, crew.pending, crew.committed = False, 0, -1
+        crew.held, crew.pending, crew.committed, crew.wish = False, 0, -1, False
 
     def reap(self, generation: int) -> None:
         self.crew = None
         stuck, self.stuck_process = self.stuck_process, False
         self.feed(ev.WorkersReaped(generation, "pid 7" if stuck else ""))
 
-    def lose_crew(self, cause: Cause, text: str) -> None:
+    def lose_crew(self, cause: Cause, text: str, **fields: Any) -> None:
         """The workers die by themselves; the agent sees it at once if it can."""
         crew, self.crew = self.crew, None
         if crew is not None and self.running:
-            self.judge(cause, text)
+            self.judge(cause, text, **fields)
+
+    def end_with_peer(self, crew: Crew) -> None:
+        if self.crew is crew:
+            self.lose_crew(Cause.WORKER_EXIT, "connection closed by peer", secondary=True)
 
     def judge(self, cause: Cause, text: str, **fields: Any) -> None:
         g, w = self.state.generation, self.world
@@ -268,7 +280,32 @@ def _start_workers(n: Node, e: ev.StartWorkers) -> None:
 
 
 def _stop_workers(n: Node, e: ev.StopWorkers) -> None:
-    n.mine(n.world.clockwork.delay(0.2), lambda: n.reap(e.generation))
+    slow = n.world.clockwork.random.uniform(0.0, max(0.0, e.until - n.now)) if n.crew is not None else 0.0
+    n.mine(n.world.clockwork.delay(0.2) + slow / n.rate, lambda: n.reap(e.generation))
+
+
+def _wish_checkpoint(n: Node, e: ev.WishCheckpoint) -> None:
+    if n.crew is not None:
+        n.crew.wish = True
+
+
+def _pass_signal(n: Node, e: ev.PassSignal) -> None:
+    """Most programs end by it, some take no notice; who waits for them in a collective fails then."""
+    crew, r = n.crew, n.world.clockwork.random
+    if crew is None or r.random() < 0.25:
+        return
+
+    def end() -> None:
+        if n.crew is not crew:
+            return
+        n.crew = None
+        n.feed(ev.WorkersLeft(e.generation, True))
+        for peer in n.world.nodes:
+            if peer.crew is not None and peer.crew.communicator == crew.communicator and r.random() < 0.5:
+                there = peer.crew
+                peer.mine(r.uniform(0.02, 0.4), lambda p=peer, c=there: p.end_with_peer(c))  # type: ignore[misc]
+
+    n.mine(r.uniform(0.0, 1.5), end)
 
 
 def _hold_workers(n: Node, e: ev.HoldWorkers) -> None:
@@ -298,7 +335,8 @@ def _remove_files(n: Node, e: ev.RemoveFiles) -> None:
         f"files of {name} go, and its record says {ledger.checkpoints[name].state.value}",
     )
     n.world.removed.add(name)
-    n.later(n.world.clockwork.delay(), ev.FilesGone(name))
+    # As in an agent: files, and so the record, go later than any write of that record could still land.
+    n.later(LATEST_WRITE_S + n.world.clockwork.delay(), ev.FilesGone(name))
 
 
 def _say(n: Node, e: ev.Say) -> None:
@@ -311,6 +349,11 @@ def _say(n: Node, e: ev.Say) -> None:
 def _leave(n: Node, e: ev.Leave) -> None:
     w = n.world
     w.clockwork.note(f"{n.name}: leaves with {e.status}: {e.text}")
+    late = n.now - n.drain_until
+    need("R2", n.slept or late < LATE_S, f"{n.name} leaves {late:.1f} s after the deadline of its drain")
+    g = w.ledger.generations.get(w.ledger.current)
+    if g is not None and g.number not in w.ledger.verdicts and g.member(*n.state.who) is not None and n.state.view.current < g.number:
+        w.unaware += 1
     n.left, n.crew = e.status, None
     w.links.cut(n)
     patience = w.policies.membership.join_timeout_s
@@ -330,6 +373,8 @@ _CARRY: dict[type, Callable[[Node, Any], object]] = {
     ev.OpenStore: _open_store,
     ev.StartWorkers: _start_workers,
     ev.StopWorkers: _stop_workers,
+    ev.WishCheckpoint: _wish_checkpoint,
+    ev.PassSignal: _pass_signal,
     ev.HoldWorkers: _hold_workers,
     ev.TakeUp: lambda n, e: n.take_up(e.generation),
     ev.Connect: lambda n, e: n.world.links.connect(n, e.who),

@@ -10,10 +10,10 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from elastic_health.generations import Bounds, GenerationKind
-from elastic_health.policies import Caps, CheckpointPolicy, MembershipPolicy, Policies, RecoveryPolicy, ScaleUp
+from elastic_health.policies import Caps, CheckpointPolicy, DrainPolicy, MembershipPolicy, Policies, RecoveryPolicy, ScaleUp
 from elastic_health.verdicts import Cause, VerdictKind
 from elastic_health.windows import outside
-from tests.simulator.faults import FAULT_TIME_S, QUICK, QUICK_S, Plan, Strike, drawn
+from tests.simulator.faults import DELIBERATE, FAULT_TIME_S, QUICK, QUICK_S, Plan, Strike, drawn
 from tests.simulator.ledger import Broken, need
 from tests.simulator.node import HOME
 from tests.simulator.world import STEP_S, World
@@ -37,6 +37,8 @@ class Setup:
     strikes: tuple[Strike, ...]
     skewed: bool = False
     loss: float = 0.02
+    saves: bool = True
+    places: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,16 +76,25 @@ def setup(seed: int) -> Setup:
     least = r.randint(1, nodes)
     strikes = drawn(r, nodes)
     total = r.choice((20, 60, 150)) if r.random() < 0.3 else None
+    more = random.Random(seed * 104729 + 3)
+    p = policies(r)
+    p = replace(
+        p,
+        drain=DrainPolicy(more.choice((1.0, 4.0, 12.0))),
+        membership=replace(p.membership, gather_s=more.choice((0.0, 1.0, 3.0))),
+    )
     return Setup(
         nodes,
         least,
         r.randint(least, nodes),
         total,
         r.choice((2, 5, 5, 12)),
-        policies(r),
+        p,
         strikes,
         r.random() < 0.3,
-        0.02 if strikes else 0.0,
+        0.0 if DELIBERATE.issuperset(s.fault for s in strikes) else 0.02,
+        more.random() < 0.7,
+        tuple(more.choice(("", "r1", "r2", "p1.r1")) for _ in range(nodes)) if more.random() < 0.5 else (),
     )
 
 
@@ -91,7 +102,9 @@ def simulate(seed: int, given: Setup | None = None) -> Outcome:
     """Run one seed to its end."""
     s, r = given or setup(seed), random.Random(seed * 31 + 5)
     world = World(seed, nodes=s.nodes, least=s.least, most=s.most, total=s.total, every=s.every, policies=s.policies)
-    world.loss = s.loss
+    world.loss, world.saves = s.loss, s.saves
+    for node, place in zip(world.nodes, s.places, strict=False):
+        node.place = place
     for i, node in enumerate(world.nodes):
         node.offset = 1000.0 * i
         node.rate = r.uniform(0.975, 1.025) if s.skewed else 1.0
@@ -170,5 +183,8 @@ def _judge(world: World, s: Setup) -> None:
     if QUICK.issuperset(names) and names.count("former stuck") <= (s.nodes > 1):
         slow = [g for g, at in ledger.formed_at.items() if g > 1 and at > ledger.verdict_at[g - 1] + QUICK_S]
         need("I6", not slow, f"generations {slow} came more than {QUICK_S:g} s after the verdict before them")
+    if DELIBERATE.issuperset(names) and not s.loss:
+        # Who leaves while it is being formed with, and can't know it yet, is missed as any lost member.
+        need("R6", ledger.restarts <= world.unaware, f"{ledger.restarts} restarts were counted, and all that happened was meant")
     if not s.strikes:
         need("R1", ledger.restarts == 0, f"{ledger.restarts} restarts, and nothing was wrong")

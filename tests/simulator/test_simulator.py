@@ -51,7 +51,8 @@ def test_it_runs_the_shipped_modules() -> None:
     assert used["membership"] is membership
     assert used["page_deadline"] is serve.page_deadline
     root = HERE.parents[1] / "rendezvous"
-    for name in "answers draft fence forming gather joining judging lead loss membership order refusal serve state turns view".split():
+    names = "answers draft fence forming gather joining judging lead leaving loss membership order refusal serve state turns view"
+    for name in names.split():
         module = sys.modules[f"elastic_health.rendezvous.{name}"]
         assert Path(module.__file__ or "").resolve() == root / f"{name}.py"
 
@@ -94,6 +95,20 @@ def test_a_rollback_in_place_interrupted_at_each_step(fault: str, moment: str, t
     o = simulate(seed, base)
     assert not o.broken, show(o)
     assert o.faults[fault] == 1
+
+
+@pytest.mark.spec("R1", "R2", "R6")
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize("fault", ["node drained", "all drained", "node stopped"])
+@pytest.mark.parametrize("moment", ["phase running", "phase starting", "txn commit", "phase ready"])
+def test_what_is_done_on_purpose_is_never_counted(moment: str, fault: str, saves: bool) -> None:
+    """A drain at each boundary, with and without a second one: the run goes on, and no restart is spent."""
+    for seed in range(2):
+        strikes = (Strike(fault, 0.0, moment, 1 + seed, -1), Strike("node drained", 0.2 * seed, "txn leaving", 1, 1))
+        base = replace(setup(seed), nodes=3, least=1 + seed % 3, most=3, total=None, every=5, loss=0.0, skewed=False, saves=saves)
+        o = simulate(seed, replace(base, strikes=strikes))
+        assert not o.broken, show(o)
+        assert o.ended == "finish"
 
 
 def _found(name: str) -> Outcome | None:

@@ -18,7 +18,7 @@ from elastic_health.verdicts import Cause, Verdict, VerdictKind
 from elastic_health.windows import Window, outside
 from tests.simulator.ledger import Ledger, need
 from tests.simulator.links import Links
-from tests.simulator.network import Clockwork
+from tests.simulator.network import LATEST_WRITE_S, Clockwork
 from tests.simulator.node import PROGRESS_S, Crew, Node
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class World:
         self.links: Links = Links(self)
         self.outage, self.pages, self._count = False, 0, 0
         self.compaction, self.loss = 0.02, 0.02
+        self.saves, self.unaware = True, 0
         self.plan: Plan | None = None
         self.moments: Counter[str] = Counter()
         self.requests: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -119,7 +120,7 @@ class World:
                 return c.after(1.0, lambda: reply(lost(write)))
             if fate == "write late":
                 if write:
-                    c.after(c.random.uniform(0.5, 8.0), lambda: None if self.outage else ask())
+                    c.after(c.random.uniform(0.5, LATEST_WRITE_S), lambda: None if self.outage else ask())
                 return c.after(1.0, lambda: reply(lost(write)))
             event = ask()
             if fate == "reply lost" or not node.reaches_store():
@@ -275,7 +276,10 @@ class World:
         need("I4", not first.mask >> position & 1, f"position {position} is consumed twice")
         for _, c in team:
             c.mask, c.position, c.steps = c.mask | 1 << position, position + 1, c.steps + 1
-        if lead.steps % self.every == 0 and not lead.pending:
+        wished = any(c.wish for _, c in team)
+        if (lead.steps % self.every == 0 or wished) and not lead.pending:
+            for _, c in team:
+                c.wish = False
             rank0.ask_commit()
 
     def _stepped_at_due(self) -> bool:

@@ -6,13 +6,14 @@ import itertools
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 
-from tests.torchrun.runs import PLENTY, Run
+from tests.torchrun.runs import PLENTY, Agent, Run, program
 
 pytestmark = [pytest.mark.spec("R2", "U1"), pytest.mark.timeout(180)]
-AT_ONCE = PLENTY + "membership: {scale_up: at_once}\n"
+AT_ONCE = PLENTY + "membership: {scale_up: at_once, gather_s: 1}\n"
 
 
 def test_a_spare_waits_disturbs_nobody_and_takes_over_when_a_node_dies(run: Run) -> None:
@@ -42,13 +43,18 @@ def test_a_spare_ends_with_the_run(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_spare_that_leaves_does_not_touch_the_run(run: Run) -> None:
+@pytest.mark.parametrize("how", ["told to leave", "killed"])
+def test_a_spare_that_goes_does_not_touch_the_run(run: Run, how: str) -> None:
     a = run.start("a")
     (first,) = run.wait_group(1)
     spare = run.start("b")
     run.wait(lambda: "waiting as a spare" in spare.text(), "the spare waits")
-    spare.signal(signal.SIGTERM)
-    spare.wait(15)
+    if how == "killed":
+        spare.kill_node()
+        time.sleep(6.0)  # longer than the lease: what follows from its end has followed
+    else:
+        spare.signal(signal.SIGTERM)
+        assert spare.wait(15) == 84
     assert run.alive_until(first["pid"]) > time.time() - 1
     run.finish(a)
     assert len(run.events("boot")) == 1
@@ -64,6 +70,47 @@ def test_a_node_joins_a_group_that_is_not_full_and_it_is_no_restart(run: Run) ->
     assert both[0]["node"] == "a", "the former member keeps its rank"
     assert run.alive_until(first["pid"]) < both[0]["t"]
     run.finish(a, b)
+
+
+@pytest.mark.slow
+def test_by_default_a_group_grows_at_a_checkpoint_and_no_step_is_done_twice(run: Run) -> None:
+    """The newcomers come one after another and are taken in together, from exactly where the checkpoint is."""
+    about: dict[str, Any] = {
+        "nnodes": "1:9",
+        "script": program("saver"),
+        "config": PLENTY + "membership: {gather_s: 3}\n",
+        "env": {"EVERY": "100"},
+    }
+    agents = [run.start("a", **about)]
+    (first,) = run.wait_group(1)
+    run.wait(lambda: run.events("step", step=101), "a checkpoint", 120)
+    agents += [run.start(n, **about) for n in ("b", "c")]
+    group = run.wait_group(3, after=first["generation"], within_s=150)
+    assert group[0]["node"] == "a" and {e["restarts"] for e in group} == {0}
+    steps = run.wait(lambda: run.events("step", generation=group[0]["generation"], rank=0), "a step", 60)
+    assert steps[0]["step"] % 100 == 1
+    run.finish(*agents)
+
+
+@pytest.mark.slow
+def test_of_two_spares_the_one_in_the_lost_nodes_rack_takes_its_rank(run: Run) -> None:
+    """pytorch/pytorch#67615, verl-project/verl#500: nobody else's rank changes.  Places as Slurm tells them."""
+
+    def node(name: str, rack: str) -> Agent:
+        env = {"SLURM_TOPOLOGY_ADDR": f"top.{rack}.{name}", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+        return run.start(name, nnodes="3", config=PLENTY, env=env)
+
+    agents = {n: node(n, rack) for n, rack in (("n10", "r2"), ("n2", "r1"), ("n1", "r1"))}
+    group = run.wait_group(3)
+    assert [e["node"] for e in group] == ["n1", "n2", "n10"]
+    for name, rack in (("s1", "r2"), ("s2", "r1")):
+        agents[name] = node(name, rack)
+        run.wait(lambda name=name: "waiting as a spare" in agents[name].text(), f"{name} waits")
+    agents["n2"].kill_node()
+    again = run.wait_group(3, after=group[0]["generation"])
+    assert [e["node"] for e in again] == ["n1", "s2", "n10"]
+    assert "ranks moved" not in agents["n10"].text()
+    run.finish(*(agents[n] for n in ("n1", "s2", "n10", "s1")))
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_a_beat_reads_back_as_written(beat: Beat, seq: int) -> None:
     assert read(with_slot(blank(), "beat", seq, pack_beat(seq, beat))) == PageFacts(Mark(), beat, Order())
 
 
-@given(st.builds(Order, U63, U63, U63, st.booleans()), st.integers(1, 2**60))
+@given(st.builds(Order, U63, U63, U63, st.booleans(), st.integers(0, 2**31)), st.integers(1, 2**60))
 def test_an_order_reads_back_as_written(order: Order, seq: int) -> None:
     assert read(with_slot(blank(), "order", seq, pack_order(seq, order))).order == order
 
@@ -99,9 +99,11 @@ def test_two_ends_and_a_writer_that_comes_back(path: str) -> None:
     assert (mark.steps, mark.position, mark.microbatch, mark.phase, mark.bound_hint_ms) == (41, 640, 3, Phase.STEP, 2500)
     assert 0 <= time.monotonic_ns() - mark.step_at < 60e9
     assert worker.look().order == Order(1, 2, 3, True)
+    assert not mark.saves
+    worker.saves()
     again = Page(path)
     again.phase(Phase.EVAL)
-    assert (agent.look().mark.steps, agent.look().mark.phase) == (41, Phase.EVAL)
+    assert (agent.look().mark.steps, agent.look().mark.phase, agent.look().mark.saves) == (41, Phase.EVAL, True)
     assert os.stat(path).st_mode & 0o777 == 0o600
 
 
