@@ -115,9 +115,10 @@ class Run:
         env: Mapping[str, str] | None = None,
         backend: str = "healthy-etcd",
         cwd: Path | None = None,
+        inside: Sequence[str] = (),
     ) -> Agent:
-        """Start one torchrun.  `words`: the script's arguments; `config`: the YAML's text."""
-        command = [*TORCHRUN, f"--nnodes={nnodes}", f"--nproc-per-node={nproc}", f"--rdzv-backend={backend}"]
+        """Start one torchrun.  `words`: the script's arguments; `config`: the YAML's text; `inside`: what it runs under."""
+        command = [*inside, *TORCHRUN, f"--nnodes={nnodes}", f"--nproc-per-node={nproc}", f"--rdzv-backend={backend}"]
         if backend == "c10d":
             command += ["--rdzv-endpoint=localhost:0"]
         elif self.endpoint:
