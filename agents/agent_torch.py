@@ -24,8 +24,10 @@ from elastic_health.agents import tree_os
 from elastic_health.agents.crew_torch import Crew, Launching
 from elastic_health.agents.desk_os import Desk
 from elastic_health.agents.entry_os import check_entry
+from elastic_health.agents.files_os import check_open_files
 from elastic_health.agents.guardian_proc import Guardian
 from elastic_health.agents.hands_torch import AgentHands
+from elastic_health.agents.link_sockets_net import raise_open_files
 from elastic_health.agents.room_os import Room
 from elastic_health.agents.workerlink_net import WorkerLinkServer
 from elastic_health.errors import ConfigError, HealthError
@@ -63,6 +65,7 @@ class HealthyAgent(LocalElasticAgent):
         place = handler.place
         try:
             check_entry(spec.entrypoint, spec.args)
+            check_open_files(raise_open_files(), spec.local_world_size)
         except ConfigError as e:
             _exit(ExitStatus.BAD_CONFIG, str(e))
         self._on_signals()

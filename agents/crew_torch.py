@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from signal import SIGKILL
 from string import Template
 from typing import Any
 
@@ -231,6 +232,15 @@ class Crew:
             kill_s=kill_s,
         )
         return teardown(p, plan, holding)
+
+    def kill(self) -> None:
+        """Every worker's process group, at once and without looking: needs no file."""
+        p = self.processes
+        if p is None:
+            return
+        for rank in p.alive():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(p.roots[rank].pid, SIGKILL)
 
     def clear(self) -> None:
         """After the end: close logs and pages, release the guardian.  From the main thread."""

@@ -20,12 +20,14 @@ from typing import Any
 from elastic_health.agents.addresses_net import parse_hostport
 from elastic_health.agents.crew_torch import Crew
 from elastic_health.agents.desk_os import Desk
+from elastic_health.agents.files_os import KeptFiles
 from elastic_health.agents.guardian_proc import Guardian
 from elastic_health.agents.incidents import from_exit
 from elastic_health.agents.link_sockets_net import listen
 from elastic_health.agents.lookout_os import Lookout
 from elastic_health.agents.observe_os import Observer
 from elastic_health.agents.room_os import Room, prune_evidence
+from elastic_health.agents.teardown import TeardownReport
 from elastic_health.codec import dump, load
 from elastic_health.errors import BadValue, HealthError
 from elastic_health.exits import ExitStatus
@@ -54,6 +56,7 @@ SUMMARY_EVERY_S = 30.0
 SUMMARY_FIRST_S = 3.0
 WARM_AFTER_S = 1.0
 """A generation that has run this long without trouble gets warm processes beside it."""
+TRY_AGAIN_S = 0.5
 EXIT_EVIDENCE_S = 0.3
 """When a worker has ended by itself the others are only asked briefly: the cause is known."""
 
@@ -91,6 +94,7 @@ class AgentHands:
         self._passed = -1
         self.last_result: Any = None
         self._session = session
+        self._files = KeptFiles()
         self._paging: threading.Thread | None = None
         self.lookout = Lookout(policies.stall, self._tell, self._judged, self._warned, self.make_id, time.time)
 
@@ -181,13 +185,7 @@ class AgentHands:
             if self._collecting is not None:
                 self._collecting.join(limit)
             self._collect(verdict.incident or f"generation-{generation}", limit, facts)
-        report = self.crew.end(
-            self._patience(until),
-            finished=finished,
-            kill_s=self._policies.membership.bounds.kill_grace_s,
-            signal=0 if self._passed >= 0 else int(signal.SIGTERM),
-            holding=self._desk.busy,
-        )
+        report = self._end_crew(finished, self._patience(until))
         stuck = "" if report is None or report.clean else "; ".join(str(p) for p in report.leftovers)
 
         def clear() -> None:
@@ -205,13 +203,27 @@ class AgentHands:
         policy = self._policies.teardown
         return dataclasses.replace(policy, grace_s=max(policy.grace_s, until - time.monotonic()))
 
+    def _end_crew(self, finished: bool, policy: TeardownPolicy) -> TeardownReport | None:
+        """Again until it can be looked at what is left: without a free descriptor nothing can be said to be gone."""
+        kill_s = self._policies.membership.bounds.kill_grace_s
+        first = 0 if self._passed >= 0 else int(signal.SIGTERM)
+        while True:
+            try:
+                return self.crew.end(policy, finished=finished, kill_s=kill_s, signal=first, holding=self._desk.busy)
+            except OSError as e:
+                if not self._files.full(e):
+                    raise
+                self.crew.kill()
+                time.sleep(TRY_AGAIN_S)
+
     def _collect(self, incident: str, limit_s: float, facts: Any) -> None:
         if self._collected == incident or limit_s <= 0:
             return
         self._collected = incident
-        summary = self.crew.evidence(self._folder, incident, self._policies.evidence, limit_s, facts)
-        prune_evidence(self._folder)
-        self._file(incident, summary)
+        with self._files.bearing():
+            summary = self.crew.evidence(self._folder, incident, self._policies.evidence, limit_s, facts)
+            prune_evidence(self._folder)
+            self._file(incident, summary)
 
     def _file(self, id: str, summary: dict[str, Any]) -> None:
         """The incident that this agent told and whose verdict won, with what was seen here, goes to the store."""
@@ -299,7 +311,7 @@ class AgentHands:
 
         def take() -> None:
             if observer is not None:
-                with observer.evidence():
+                with observer.evidence(), self._files.bearing():
                     policy = self._policies.evidence
                     self.crew.evidence(self._folder, f"warning-{finding.kind.value}", policy, policy.time_limit_s, facts)
 
@@ -354,11 +366,14 @@ class AgentHands:
         if self.crew.processes is not None and now >= self._ordered_at + ORDER_EVERY_S:
             self._ordered_at = now
             self.crew.order(deadline, state.generation, now)
-        self.lookout.look(now)
+        with self._files.bearing():
+            self.lookout.look(now)
         if now >= self._cared_at + 1.0:
             self._cared_at = now
-            self._guardian.ensure()
-            self._care(state, now)
+            with self._files.bearing():
+                self._guardian.ensure()
+                self._care(state, now)
+                self._files.refill()
         if state.phase is Phase.RUNNING and state.rank == 0 and now >= self._published_at + PUBLISH_EVERY_S:
             self._published_at = now
             told = self.lookout.published(state.generation, self.crew.warmable, self.crew.modules, now)
@@ -408,6 +423,7 @@ class AgentHands:
     def close(self) -> None:
         """The agent ends: nothing of ours stays."""
         self._desk.close()
+        self._files.close()
         self.crew.close()
         self._guardian.bye()
         self._room.close()

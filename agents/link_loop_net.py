@@ -183,7 +183,7 @@ class LinkThread:
         for sock, host in self._door.accept(now):
             if len(self._wires) >= self.limits.links:
                 sock.close()
-                self._warnings.say("", "full", f"{self.limits.links} links are open; a new one was closed")
+                self._warnings.say("", "full", f"{self.limits.links} links are open; a new one was closed (see the limit of open files)")
                 continue
             if len(self._pending) >= self.limits.pending:
                 oldest = next(iter(self._pending.values()))

@@ -21,6 +21,8 @@ from elastic_health.agents.links import encode
 from elastic_health.errors import LinkError
 from elastic_health.messages import LinkMessage, Progress
 
+FILES_FOR_OTHERS = 512
+"""Of the limit of open files, what is not for links: workers' pipes, logs, etcd, /proc."""
 L = TypeVar("L", bound="LinkLoop")
 _alive: weakref.WeakSet[LinkLoop] = weakref.WeakSet()
 
@@ -123,8 +125,9 @@ class LinkListener(LinkLoop):
         timing: LinkTiming | None = None,
         limits: LinkLimits | None = None,
     ) -> None:
-        super().__init__(secret, hello, on_event, timing=timing, limits=limits)
-        raise_open_files()
+        limits, files = limits or LinkLimits(), raise_open_files()
+        most = max(files // 2, files - FILES_FOR_OTHERS)  # links never take the agent's last descriptors
+        super().__init__(secret, hello, on_event, timing=timing, limits=replace(limits, links=min(limits.links, most)))
         try:
             self._door = Door(host, port, self._selector, self._warnings)
         except LinkError:

@@ -60,15 +60,15 @@ def back(etcd: EtcdCluster, how: str) -> None:
 def ride(folder: Path, how: str, members: int, outage_s: float, mode: str = "sync", every: int = 50) -> Result:
     """All members stopped for `outage_s` (`how`: freeze or kill) while the group trains and saves."""
     r = Result(f"{how} all {members} for {outage_s:g} s, {mode} saves")
-    with watched(folder, members, every=every, mode=mode) as w:
+    with watched(folder, members, every=every, mode=mode) as (w, etcd):
         w.wait_steps("a", 3 * every)
         before = time.time() - 5.0
         was = w.leases()
         gone_at = time.time()
-        down(w.etcd, how)
+        down(etcd, how)
         wait_until(gone_at + outage_s)
         back_at = time.time()
-        back(w.etcd, how)
+        back(etcd, how)
         waited = [s.number for s in w.steps("a") if gone_at < s.at < back_at and s.number % every == 0]
         healthy_at = time.time()
         w.run.wait(lambda: {c["step"] for c in w.commits()} >= set(waited), "what waited is committed", CATCH_UP_S + 30)
@@ -126,9 +126,9 @@ def _judge_commits(r: Result, w: Watched, every: int) -> None:
 def broken(folder: Path, members: int = 1, outage_s: float = 8.0) -> Result:
     """In the outage an agent is killed: the others' workers end, and with the store they form again."""
     r, every = Result("an agent killed in an outage"), 20
-    with watched(folder, members, every=every) as w:
+    with watched(folder, members, every=every) as (w, etcd):
         w.wait_steps("a", every + 5)
-        down(w.etcd, "freeze")
+        down(etcd, "freeze")
         wait_until(time.time() + outage_s)
         pids = {str(e["node"]): int(e["pid"]) for e in w.run.events("boot")}
         w.agent("c").kill_agent()
@@ -137,7 +137,7 @@ def broken(folder: Path, members: int = 1, outage_s: float = 8.0) -> Result:
         ended_s = time.time() - killed
         r.need(not left, f"workers {left} live on after their link broke")
         r.need(ended_s < END_LINK_S, f"workers ended {ended_s:.1f} s after the link broke, bound {END_LINK_S:g} s")
-        back(w.etcd, "freeze")
+        back(etcd, "freeze")
         back_at = time.time()
         committed = w.commits()
         w.start("c")
@@ -158,7 +158,7 @@ def broken(folder: Path, members: int = 1, outage_s: float = 8.0) -> Result:
 def members(folder: Path, window_s: float = 8.0) -> Result:
     """Leader moved, leader killed, started again, a follower killed: steps of each window beside those of a calm one."""
     r = Result("one of three members")
-    with watched(folder, 3, every=20) as w:
+    with watched(folder, 3, every=20) as (w, etcd):
         w.wait_steps("a", 60)
         windows: dict[str, list[float]] = {}
         victims = []
@@ -169,18 +169,18 @@ def members(folder: Path, window_s: float = 8.0) -> Result:
             windows[name] = w.gaps("a", start, time.time())
 
         watch("calm")
-        leader = w.etcd.leader()
-        other = next(m for m in w.etcd.members if m is not leader)
-        w.etcd.ctl("move-leader", _member_id(w.etcd, other), endpoints=[leader.endpoint])
+        leader = etcd.leader()
+        other = next(m for m in etcd.members if m is not leader)
+        etcd.ctl("move-leader", _member_id(etcd, other), endpoints=[leader.endpoint])
         watch("leader moved")
-        victims.append(w.etcd.leader())
+        victims.append(etcd.leader())
         victims[0].kill()
         watch("leader killed")
         victims[0].start()
         victims[0].wait_healthy()
         watch("leader back")
-        now_leads = w.etcd.leader()
-        next(m for m in w.etcd.members if m is not now_leads).kill()
+        now_leads = etcd.leader()
+        next(m for m in etcd.members if m is not now_leads).kill()
         watch("follower killed")
         _judge_members(r, windows)
         r.need(len(w.run.events("boot")) == len(NODES), "workers started again")

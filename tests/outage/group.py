@@ -7,11 +7,11 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tests.etcd_fixture import EtcdCluster, etcd_cluster
 from tests.torchrun.runs import PLENTY, Agent, Run, a_run
@@ -30,19 +30,28 @@ class Step:
     body_s: float
 
 
+class Ctl(Protocol):
+    """Runs etcdctl."""
+
+    def ctl(self, *words: str) -> str: ...
+
+
 @dataclass
 class Watched:
-    """The run of a drill."""
+    """The run of a drill.  `inside`: what a node's agent is started under."""
 
-    etcd: EtcdCluster
+    etcd: Ctl
     run: Run
     agents: list[Agent]
     env: dict[str, str]
     config: str
+    nnodes: str = str(len(NODES))
+    inside: Callable[[str], tuple[str, ...]] = lambda node: ()
 
     def start(self, node: str) -> Agent:
         """Start this node's agent (again)."""
-        self.agents.append(self.run.start(node, nnodes=str(len(NODES)), script=SCRIPT, config=self.config, env=self.env))
+        made = self.run.start(node, nnodes=self.nnodes, script=SCRIPT, config=self.config, env=self.env, inside=self.inside(node))
+        self.agents.append(made)
         return self.agents[-1]
 
     # ---- what the ranks log
@@ -99,14 +108,14 @@ class Watched:
 
 
 @contextmanager
-def watched(folder: Path, members: int, *, every: int = 50, mode: str = "sync", config: str = "") -> Iterator[Watched]:
+def watched(folder: Path, members: int, *, every: int = 50, mode: str = "sync", config: str = "") -> Iterator[tuple[Watched, EtcdCluster]]:
     """Three agents that train on an etcd of so many members."""
     with etcd_cluster(members) as etcd, a_run(folder, ",".join(etcd.endpoints)) as run:
         w = Watched(etcd, run, [], {"EVERY": str(every), "MODE": mode, "PACE": "0.02"}, PLENTY + config)
         for node in NODES:
             w.start(node)
         run.wait_group(len(NODES), ev="trains", within_s=180)
-        yield w
+        yield w, etcd
 
 
 def quantile(values: list[float], share: float) -> float:
