@@ -151,7 +151,7 @@ def _live(world: World, r: random.Random) -> None:
     newest = max((n.crew.position for n in world.nodes if n.crew is not None), default=0)
     if world.total is None:
         world.total = newest + r.choice((1, 7, 30))
-    c.run(lambda: all(not n.running for n in world.nodes), c.now + max(0, world.total - newest) * STEP_S + END_S)
+    c.run(lambda: world.finished and all(not n.running for n in world.nodes), c.now + max(0, world.total - newest) * STEP_S + END_S)
 
 
 def _settled(world: World) -> bool:
