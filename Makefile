@@ -10,6 +10,7 @@ TORCH_SPEC ?= torch==2.13.0
 VENV ?= .venv
 SEEDS ?= 10000
 SEED0 ?= 0
+STRIDE ?= 1
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
@@ -20,7 +21,7 @@ EXTRAS := dev$(if $(shell sh -c 'command -v etcd'),,$(comma)local)
 # A new key (another torch, etcd gone or come) makes the environment again; so does an edit of setup.cfg.
 STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH_SPEC) $(EXTRAS)' | cksum | cut -d' ' -f1)
 
-.PHONY: help venv test test-full lint sim demo bench clean
+.PHONY: help venv test test-full lint sim sweep mutants demo bench clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 22
 
@@ -52,8 +53,14 @@ lint: $(STAMP)  ## ruff and mypy --strict
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
-sim: $(STAMP)  ## simulator: SEEDS=10000 SEED0=0
+sim: $(STAMP)  ## simulator: SEEDS=10000 SEED0=0 (100,000 seeds: 45 minutes on 2 idle cores)
 	@$(PY) -m tests.simulator --seeds $(SEEDS) --seed0 $(SEED0)
+
+sweep: $(STAMP)  ## simulator: every fault at every boundary (20 minutes on 2 idle cores; STRIDE=10: each tenth case)
+	@$(PY) -m tests.simulator --sweep --stride $(STRIDE)
+
+mutants: $(STAMP)  ## each planted bug passes the unit tests and fails the simulator (20 minutes on 2 idle cores)
+	@$(PY) -m tests.simulator.mutation
 
 demo: $(STAMP)  ## three nodes and a spare on this machine, with faults
 	@$(PY) examples/demo.py

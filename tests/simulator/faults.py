@@ -1,26 +1,16 @@
-"""Faults as data: what can strike, where, and when; all drawn from the seed.
-
-A strike comes at a random time, or right after the k-th passing of a moment: a transaction of a kind that landed, a
-change of phase, a rollback's verdict, an in-place generation formed or taken up.
-"""
+"""What can strike: one function a kind of fault.  When and where is in `strikes`; every chance comes from the seed."""
 
 from __future__ import annotations
 
-import functools
-import random
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous.state import Phase, Purpose
+from elastic_health.rendezvous.state import Purpose
 from elastic_health.rendezvous.store import Delete, Put, Txn
 from elastic_health.verdicts import Cause
 from elastic_health.windows import Window
 from tests.simulator.node import Node
 from tests.simulator.world import GUARDIAN_S, World
-
-FAULT_TIME_S = 25.0
 
 
 # ---- what strikes
@@ -58,11 +48,36 @@ def _pause(w: World, n: Node) -> None:
     w.clockwork.after(w.clockwork.random.choice((0.5, 3.0, 9.0, 15.0)), lambda: wake(n) if n.life == life and n.running else None)
 
 
+def _freeze(w: World, n: Node) -> None:
+    """The whole host stands still, workers and guardian too, while its clock goes on."""
+    n.frozen = n.crew is not None
+    _pause(w, n)
+
+
+def _sleep_over_the_next(w: World, n: Node) -> None:
+    """A stale agent: it sleeps until the run has a later generation than it knows, and wakes in the middle of that one."""
+    n.paused = n.slept = True
+    w.links.cut(n, silent=True)
+    life, known, latest = n.life, w.ledger.current, w.clockwork.now + 22.0
+    more = w.clockwork.random.uniform(0.0, 2.0)
+
+    def look() -> None:
+        if n.life != life or not n.running:
+            return
+        if w.ledger.current > known or w.clockwork.now > latest:
+            w.clockwork.after(more, lambda: wake(n) if n.life == life and n.running else None)
+        else:
+            w.clockwork.after(0.3, look)
+
+    look()
+
+
 def wake(n: Node) -> None:
     """A stopped process goes on: what had come meanwhile is delivered first."""
     if not n.paused:
         return
     n.paused = False
+    n.thaw()
     backlog, n.backlog = n.backlog, []
     for event in backlog:
         n.feed(event)
@@ -97,6 +112,18 @@ def store_back(w: World) -> None:
     w.memory.thaw()
     for n in w.nodes:
         n.watch()
+
+
+def _leader_changed(w: World, n: Node) -> None:
+    """No answers during the election; after it every lease has its full time again."""
+    w.outage = True
+    w.memory.freeze()
+    w.clockwork.after(w.clockwork.random.choice((0.1, 0.8, 2.0)), lambda: store_back(w))
+
+
+def _store_loaded(w: World, n: Node) -> None:
+    """Every request and every answer is seconds late, those that renew leases too: some leases end."""
+    w.loaded_until = w.clockwork.now + w.clockwork.random.choice((4.0, 10.0))
 
 
 def _exit(w: World, n: Node) -> None:
@@ -135,6 +162,29 @@ def _partition(w: World, n: Node) -> None:
     w.clockwork.after(w.clockwork.random.choice((4.0, 12.0, 20.0)), back)
 
 
+def _halves(w: World, n: Node) -> None:
+    """Two halves that don't see each other; the store is beside the one, the other, or both."""
+    half = max(1, len(w.nodes) // 2)
+    order = sorted(w.nodes, key=lambda m: (m is not n, m.name))
+    ours, theirs = order[:half], order[half:]
+    for side, other in ((ours, theirs), (theirs, ours)):
+        for m in side:
+            m.cut_peers = {x.name for x in other}
+            w.links.cut_between(m, m.cut_peers)
+    cut = w.clockwork.random.choice((ours, theirs, []))
+    for m in cut:
+        m.cut_store = True
+
+    def back() -> None:
+        for m in w.nodes:
+            m.cut_peers.clear()
+        for m in cut:
+            m.cut_store = False
+            m.watch()
+
+    w.clockwork.after(w.clockwork.random.choice((4.0, 12.0, 20.0)), back)
+
+
 def _links_reset(w: World, n: Node) -> None:
     w.links.cut(n)
 
@@ -158,11 +208,11 @@ def _watch_lags(w: World, n: Node) -> None:
 
 
 def _compacted(w: World, n: Node) -> None:
-    """For a while every watch resumes on a compacted history: a list instead of changes."""
-    n.lag, w.compaction = 0.7, 1.0
+    """For a while this watch lags, and resumes on a history that is compacted: a list instead of changes."""
+    n.lag, w.compacting = 0.7, True
 
     def back() -> None:
-        n.lag, w.compaction = 0.0, 0.02
+        n.lag, w.compacting = 0.0, False
 
     w.clockwork.after(3.0, back)
 
@@ -215,7 +265,7 @@ def _fate(fate: str) -> Callable[[World, Node], None]:
     def strike(w: World, n: Node) -> None:
         r = w.clockwork.random
         purpose = r.choice((*(p.value for p in Purpose), "renew", "grant"))
-        w.clockwork.note(f"      the next {purpose} of {n.name}: {fate}")
+        w.clockwork.note(f"      of {n.name}, the next {purpose}")
         w.requests[n.name, purpose] += [fate] * r.choice((1, 1, 2, 4))
 
     return strike
@@ -230,11 +280,16 @@ FAULTS: Mapping[str, Callable[[World, Node], None]] = {
     "agent killed": _kill_agent,
     "node lost": _lose_node,
     "agent paused": _pause,
+    "node frozen": _freeze,
+    "stale agent wakes": _sleep_over_the_next,
     "cut from store": _cut_store,
     "cut from peers": _cut_peers,
     "node partitioned": _partition,
+    "halves parted": _halves,
     "links reset": _links_reset,
     "store outage": _outage,
+    "leader changed": _leader_changed,
+    "store loaded": _store_loaded,
     "worker exits": _exit,
     "stall": _stall,
     "halt and roll back": _halt,
@@ -257,128 +312,3 @@ FAULTS: Mapping[str, Callable[[World, Node], None]] = {
     "node unfit": _unfit,
     "process unkillable": _unkillable,
 }
-MOMENTS = (
-    *(f"txn {p.value}" for p in Purpose if p not in (Purpose.PUBLISH, Purpose.LEAVE)),
-    *(f"phase {p.value}" for p in Phase if p is not Phase.LEFT),
-    "rollback verdict", "in-place form", "taken up", "spawned", "workers done", "lease ended",
-)  # fmt: skip
-SILENT = (
-    "node partitioned",
-    "agent paused",
-    "cut from store",
-    "cut from peers",
-    "node lost",
-    "store outage",
-    "watch lags",
-    "replies slow",
-    "former stuck",
-)
-UPSETTING = (
-    "worker exits",
-    "agent killed",
-    "node lost",
-    "agent paused",
-    "lease lost",
-    "node drained",
-    "stall",
-    "cut from store",
-    "cut from peers",
-)
-QUICK = frozenset(
-    ("worker exits", "stall", "halt and roll back", "checkpoint torn", "former stuck", "links reset", "window recorded", "watch compacted")
-)
-"""Faults after which the next generation must follow within `QUICK_S`, without waiting for any lease."""
-QUICK_S = 10.0
-DELIBERATE = frozenset(("node drained", "all drained", "node stopped"))
-"""What people and schedulers do on purpose, and what therefore counts as no restart."""
-IN_PLACE_MOMENTS = ("phase holding", "rollback verdict", "txn verdict", "in-place form", "taken up", "phase running", "txn form")
-
-
-@dataclass(frozen=True)
-class Strike:
-    """`fault` strikes `after_s` seconds after `moment` was passed for the k-th time ("": after the start).
-
-    `target`: index of a node; -1: whoever passed the moment; -2: the rank-0 agent.
-    """
-
-    fault: str
-    after_s: float
-    moment: str = ""
-    k: int = 1
-    target: int = -1
-
-
-class Plan:
-    """The strikes of one run, and which of them came."""
-
-    def __init__(self, world: World, strikes: tuple[Strike, ...]) -> None:
-        self.world, self.strikes, self.counts, self.last_at = world, strikes, Counter[str](), 0.0
-        self.open = True
-        for s in strikes:
-            if not s.moment:
-                world.clockwork.at(s.after_s, functools.partial(self.strike, s, world.nodes[s.target]))
-
-    def at_moment(self, moment: str, k: int, node: Node) -> None:
-        for s in self.strikes:
-            if s.moment == moment and s.k == k:
-                if s.after_s:
-                    self.world.clockwork.after(s.after_s, functools.partial(self.strike, s, self._target(s, node)))
-                else:
-                    self.strike(s, self._target(s, node))
-
-    def _target(self, s: Strike, node: Node) -> Node:
-        if s.target >= 0:
-            return self.world.nodes[s.target % len(self.world.nodes)]
-        g = self.world.ledger.generations.get(self.world.ledger.current)
-        return self.world.named(g.members[0].node) if s.target == -2 and g is not None else node
-
-    def strike(self, s: Strike, node: Node) -> None:
-        w = self.world
-        if not self.open or w.finished or not node.running or node.paused:
-            return
-        self.counts[s.fault] += 1
-        self.last_at = w.clockwork.now
-        w.clockwork.note(f"FAULT {s.fault} strikes {node.name}{f' ({s.moment} {s.k})' if s.moment else ''}")
-        FAULTS[s.fault](w, node)
-
-    def heal(self) -> None:
-        """No more faults, and nothing left of the past ones."""
-        self.open, w = False, self.world
-        w.loss, w.compaction = 0.0, 0.02
-        w.requests.clear()
-        store_back(w)
-        for n in w.nodes:
-            w.memory.apply(Txn((), (Delete(w.quarantine + n.name),)))
-            n.cut_store, n.former_stuck, n.unfit, n.stuck_process, n.lag = False, False, False, False, 0.0
-            n.cut_peers.clear()
-            wake(n)
-            n.watch()
-            if not n.running and not w.finished:
-                n.boot()
-
-
-def drawn(r: random.Random, nodes: int) -> tuple[Strike, ...]:
-    """The strikes of a seed: none to eight, at random times or at moments; some seeds are about rollbacks in place."""
-    names = sorted(FAULTS)
-    if r.random() < 0.25:
-        first = Strike("halt and roll back", r.choice((0.0, 0.5, 2.0)), "txn commit", r.choice((1, 2, 4)), -2)
-        likely = (*names, *UPSETTING * 4)
-        return (first, *(_at_moment(r, r.choice(likely), IN_PLACE_MOMENTS, nodes) for _ in range(r.choice((1, 1, 2, 3)))))
-    if r.random() < 0.2:  # somebody falls silent, and meanwhile the group ends for another reason
-        at, silent, other = r.uniform(3.0, 12.0), r.randrange(nodes), r.randrange(nodes)
-        upset = r.choice((*UPSETTING, *("worker exits", "stall") * 3))
-        return (Strike(r.choice(SILENT), at, target=silent), Strike(upset, at + r.uniform(0.2, 9.0), target=other))
-    if r.random() < 0.1:  # nothing fails, but nodes are told to leave
-        names = sorted(DELIBERATE)
-        return tuple(_at_moment(r, r.choice(names), MOMENTS, nodes) for _ in range(r.choice((1, 2, 4))))
-    out = []
-    for _ in range(r.choice((0, 1, 2, 3, 5, 8))):
-        name = r.choice(names)
-        timed = Strike(name, r.uniform(0.5, FAULT_TIME_S - 5.0), target=r.randrange(nodes))
-        out.append(timed if r.random() < 0.4 else _at_moment(r, name, MOMENTS, nodes))
-    return tuple(out)
-
-
-def _at_moment(r: random.Random, name: str, moments: tuple[str, ...], nodes: int) -> Strike:
-    k = r.choice((1, 1, 1, 1, 2) if moments is IN_PLACE_MOMENTS else (1, 1, 2, 3, 5))
-    return Strike(name, r.choice((0.0, 0.0, 0.002, 0.05, 0.5, 2.0)), r.choice(moments), k, r.choice((-1, -1, -2, r.randrange(nodes))))

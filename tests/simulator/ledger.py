@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic_health.codec import load
@@ -17,6 +17,23 @@ from elastic_health.windows import outside
 
 class Broken(AssertionError):
     """An invariant does not hold; the text begins with its name."""
+
+
+LAWS: Mapping[str, str] = {
+    "I1": "one generation at a time can commit, and each follows from the one before",
+    "I2": "ranks are dense, the size is within MIN:MAX, no quarantined or unfit node is in",
+    "I3": "one verdict a generation, and all members apply that one",
+    "I4": "each position is consumed once along the committed line, apart from recorded windows",
+    "I5": "caps hold, and a person is called once, and only for an end that nobody asked for",
+    "I6": "when faults end, the run goes on, and ends, within a bounded time",
+    "I7": "a plan restores a committed checkpoint of its own line, whose files are there",
+    "I8": "only the current generation writes; nothing that a restart needs is deleted",
+    "R1": "without a fault nothing restarts",
+    "R2": "`ready` is said only of a node whose workers are gone",
+    "R9": "`member` stands in the store before workers do, and never two groups of workers on a node",
+    "R10": "whoever may have been replaced counts on no lease, and trains for no generation",
+}
+"""What each name in a `Broken` means."""
 
 
 def need(name: str, holds: bool, text: str) -> None:
@@ -39,7 +56,7 @@ class Ledger:
         self.members: set[tuple[int, Who]] = set()
         self.condemned: set[str] = set()
         self.deleting: set[str] = set()
-        self.current, self.restarts = 0, 0
+        self.current, self.restarts, self.failures = 0, 0, 0
         self.verdict_at: dict[int, float] = {}
         self.formed_at: dict[int, float] = {}
 
@@ -74,6 +91,9 @@ class Ledger:
         elif op.key == self.keys.budget:
             self.restarts = load(Budget, op.value, op.key).restarts
             need(
+                "I5", self.restarts == self.failures, f"{self.restarts} restarts are charged, {self.failures} failures were answered by one"
+            )
+            need(
                 "I5", self.caps_total is None or self.restarts <= self.caps_total, f"{self.restarts} restarts spent, cap {self.caps_total}"
             )
 
@@ -98,6 +118,9 @@ class Ledger:
             now = [m.who for m in g.members]
             kept = [m.who for m in last.members if m.who in now]
             need("R2", [w for w in now if last.member(*w)] == kept, f"those who stay change their order in generation {g.number}")
+        ended = self.verdicts.get(g.previous)
+        if ended is not None and ended.kind is VerdictKind.RESTART and ended.cause is not Cause.REQUESTED:
+            self.failures += 1
         self._same_group(g)
         self._restores(g)
         self._windows(g)
@@ -183,6 +206,10 @@ class Ledger:
     def _commit(self, c: CheckpointRecord, current: int, ended: set[int]) -> None:
         need("I1", c.generation == current and current not in ended, f"commit {c.name} landed after its generation's end")
         need("I8", c.name in self.masks, f"{c.name} was never written by workers of its generation")
+        plan = self.generations[current].plan.checkpoint
+        own = self.checkpoints.get(c.parent or "")
+        follows = c.parent == plan or (own is not None and own.generation == current)
+        need("I7", follows, f"{c.name} goes on from {c.parent}, which is neither the plan's nor of its own generation")
         rivals = [x.name for x in self.checkpoints.values() if x.parent == c.parent and x.generation == c.generation]
         need("I1", not rivals, f"{c.name} and {rivals} of one generation have the parent {c.parent}")
 

@@ -65,6 +65,12 @@ class Links:
             if not on_purpose:
                 self._notice(node, who, bound if silent else 0.001, "timeout" if silent else "reset")
 
+    def cut_between(self, node: Node, others: set[str]) -> None:
+        """The links of a node to some others break silently, at this end; call it for the other ends too."""
+        for who in [w for w in node.linked if w[0] in others]:
+            del node.linked[who]
+            self._notice(node, who, self.world.policies.membership.bounds.link_timeout_s + self.world.clockwork.delay(), "timeout")
+
     def _notice(self, node: Node, who: Who, delay: float, why: str) -> None:
         """A link that is up again by then replaced the broken one, and that is all its end hears of it."""
 

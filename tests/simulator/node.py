@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elastic_health.exits import ExitStatus
-from elastic_health.generations import CheckpointRecord, CheckpointState, Generation, RunSpec, StoreAddress
+from elastic_health.generations import CheckpointRecord, Generation, RunSpec
 from elastic_health.incidents import Incident
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import membership
@@ -16,16 +15,16 @@ from elastic_health.rendezvous.state import Me, Phase, Settings, State, Workers
 from elastic_health.rendezvous.store import WatchBatch
 from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause
+from tests.simulator.arms import CARRY, UNSEEN
 from tests.simulator.ledger import need
-from tests.simulator.network import LATEST_WRITE_S
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
 HOME = (Phase.STARTING, Phase.RUNNING, Phase.HOLDING, Phase.STOPPING)
 PROGRESS_S = 2.0
-LATE_S = 3.0
-"""Teardown and telling, after the deadline of a drain."""
+COMPACTION = 0.01
+"""How often a delivery finds its past compacted though nobody planned it."""
 
 
 @dataclass
@@ -57,6 +56,7 @@ class Node:
     offset: float = 0.0
     alive: bool = False
     paused: bool = False
+    frozen: bool = False
     cut_store: bool = False
     cut_peers: set[str] = field(default_factory=set)
     life: int = 0
@@ -68,12 +68,14 @@ class Node:
     slow_until: float = 0.0
     former_stuck: bool = False
     unfit: bool = False
+    checked: bool = False
     stuck_process: bool = False
     drain_until: float = float("inf")
     slept: bool = False
     place: str = ""
     linked: dict[Who, int] = field(default_factory=dict)
     backlog: list[ev.Event] = field(default_factory=list)
+    unfinished: list[ev.Effect] = field(default_factory=list)
     outside_since: float = 0.0
     _watching: bool = False
     _tick: float = float("inf")
@@ -82,8 +84,9 @@ class Node:
     # ---- life
     def boot(self) -> None:
         w = self.world
-        self.alive, self.paused, self.life, self.linked, self.backlog = True, False, self.life + 1, {}, []
-        self.former_stuck = self._watching = False
+        self.alive, self.paused, self.frozen, self.life, self.linked, self.backlog = True, False, False, self.life + 1, {}, []
+        self.unfinished = []
+        self.former_stuck = self._watching = self.checked = False
         self._tick, self.outside_since = float("inf"), w.clockwork.now
         self.drain_until, self.slept = float("inf"), False
         spec = RunSpec(w.least, w.most, "script", "train.py", 0)
@@ -142,13 +145,12 @@ class Node:
         w = self.world
         if not self.reaches_store() or self.paused or self.seen >= w.memory.revision:
             return
-        compacted = w.clockwork.random.random() < w.compaction
+        if w.compacting or w.clockwork.random.random() < COMPACTION:
+            w.memory.compact(w.memory.revision)
         seen, self.seen = self.seen, w.memory.revision
         for prefix, fleet in ((w.keys.root, False), (w.quarantine, True)):
-            if compacted:
-                batch = WatchBatch(self.seen, (), True, w.memory.range(prefix).kvs)
-            else:
-                batch = WatchBatch(self.seen, tuple(e for b in w.memory.since(prefix, seen + 1) for e in b.events))
+            missed = w.memory.since(prefix, seen + 1)
+            batch = missed[0] if missed and missed[0].snapshot else WatchBatch(self.seen, tuple(e for b in missed for e in b.events))
             if batch.snapshot or batch.events:
                 self.feed(ev.StoreChanged(batch, fleet))
         self.told = self.seen
@@ -167,13 +169,23 @@ class Node:
             self._moved(before)
         self.world.observe(self)
         for effect in effects:
-            if self.running and self.life == life:  # a fault may strike between two effects
-                self.carry_out(effect)
+            if type(effect) not in UNSEEN:
+                self.world.happened("boundary", self)
+            self._carry_out_here(effect, life)
         if not self.running or self.life != life:
             return
         if self.crew is not None:
             self.crew.deadline = page_deadline(self.state, self.now)
         self.tick_at(self.state.wake_at)
+
+    def _carry_out_here(self, effect: ev.Effect, life: int) -> None:
+        """A fault may have struck just now, between two effects."""
+        if not self.running or self.life != life:
+            return
+        if self.paused:  # stopped right here, and goes on from here
+            self.unfinished.append(effect)
+        else:
+            self.carry_out(effect)
 
     def _moved(self, before: State) -> None:
         s, w = self.state, self.world
@@ -202,7 +214,7 @@ class Node:
         self.mine(delay, lambda: self.feed(event))
 
     def carry_out(self, e: ev.Effect) -> None:
-        _CARRY[type(e)](self, e)
+        CARRY[type(e)](self, e)
 
     # ---- workers
     def spawn(self, g: Generation) -> None:
@@ -231,6 +243,20 @@ class Node:
         crew.mask = w.ledger.masks[name] if name is not None else 0
         crew.generation, crew.position, crew.steps = g.number, g.plan.position, g.plan.step
         crew.held, crew.pending, crew.committed, crew.wish = False, 0, -1, False
+
+    def thaw(self) -> None:
+        """The host goes on: its workers' watchdogs look at their deadline before anything else; then the agent ends what it
+        was about to do when it was stopped."""
+        if self.frozen:
+            self.frozen = False
+            if self.crew is not None and self.now > self.crew.deadline:
+                self.world.clockwork.note(f"{self.name}: workers end on waking, by the deadline in their page")
+                self.lose_crew(Cause.WORKER_KILLED, "deadline passed")
+        unfinished, self.unfinished = self.unfinished, []
+        life = self.life
+        for effect in unfinished:
+            if self.running and self.life == life:
+                self.carry_out(effect)
 
     def reap(self, generation: int) -> None:
         self.crew = None
@@ -262,129 +288,3 @@ class Node:
         self.world.ledger.masks[record.name] = crew.mask
         crew.pending, crew.asked = self.world.count(), crew.position
         self.feed(ev.CommitAsked(crew.pending, record))
-
-
-# ---- effects: one arm each
-def _run_preflight(n: Node, e: ev.RunPreflight) -> None:
-    unfit, n.unfit = n.unfit, False
-    n.later(n.world.clockwork.delay(0.1), ev.PreflightDone(not unfit, "planted" if unfit else ""))
-
-
-def _open_store(n: Node, e: ev.OpenStore) -> None:
-    g = e.generation.number
-    n.later(n.world.clockwork.delay(), ev.StoreOpened(g, StoreAddress(n.name, g, "")))
-
-
-def _start_workers(n: Node, e: ev.StartWorkers) -> None:
-    n.mine(n.world.clockwork.delay(0.3), lambda: n.spawn(e.generation))
-
-
-def _stop_workers(n: Node, e: ev.StopWorkers) -> None:
-    slow = n.world.clockwork.random.uniform(0.0, max(0.0, e.until - n.now)) if n.crew is not None else 0.0
-    n.mine(n.world.clockwork.delay(0.2) + slow / n.rate, lambda: n.reap(e.generation))
-
-
-def _wish_checkpoint(n: Node, e: ev.WishCheckpoint) -> None:
-    if n.crew is not None:
-        n.crew.wish = True
-
-
-def _pass_signal(n: Node, e: ev.PassSignal) -> None:
-    """Most programs end by it, some take no notice; who waits for them in a collective fails then."""
-    crew, r = n.crew, n.world.clockwork.random
-    if crew is None or r.random() < 0.25:
-        return
-
-    def end() -> None:
-        if n.crew is not crew:
-            return
-        n.crew = None
-        n.feed(ev.WorkersLeft(e.generation, True))
-        for peer in n.world.nodes:
-            if peer.crew is not None and peer.crew.communicator == crew.communicator and r.random() < 0.5:
-                there = peer.crew
-                peer.mine(r.uniform(0.02, 0.4), lambda p=peer, c=there: p.end_with_peer(c))  # type: ignore[misc]
-
-    n.mine(r.uniform(0.0, 1.5), end)
-
-
-def _hold_workers(n: Node, e: ev.HoldWorkers) -> None:
-    n.later(n.world.clockwork.delay(), ev.Held(e.generation, n.crew is not None and n.crew.held))
-
-
-def _commit_answered(n: Node, e: ev.CommitAnswered) -> None:
-    crew, c = n.crew, n.world.clockwork
-    if e.committed and e.record is not None:
-        need("I7", e.record.name in n.world.ledger.checkpoints, f"{e.record.name} is called committed and is not in the store")
-        c.note(f"{n.name}: committed {e.record.name}")
-    if crew is not None and crew.pending == e.request:
-        if e.waits:
-            crew.committed = crew.asked
-        crew.pending = 0
-        if e.committed and e.record is not None:
-            crew.committed = e.record.position
-        else:
-            c.note(f"{n.name}: not committed: {e.reason}")
-
-
-def _remove_files(n: Node, e: ev.RemoveFiles) -> None:
-    name, ledger = e.record.name, n.world.ledger
-    need(
-        "I8",
-        ledger.checkpoints[name].state is CheckpointState.DELETING,
-        f"files of {name} go, and its record says {ledger.checkpoints[name].state.value}",
-    )
-    n.world.removed.add(name)
-    # As in an agent: files, and so the record, go later than any write of that record could still land.
-    n.later(LATEST_WRITE_S + n.world.clockwork.delay(), ev.FilesGone(name))
-
-
-def _say(n: Node, e: ev.Say) -> None:
-    line = f"{n.name}: {e.what}: {e.text}"
-    if line != n._said:  # as the real shell does
-        n._said = line
-        n.world.clockwork.note(line)
-
-
-def _leave(n: Node, e: ev.Leave) -> None:
-    w = n.world
-    w.clockwork.note(f"{n.name}: leaves with {e.status}: {e.text}")
-    late = n.now - n.drain_until
-    need("R2", n.slept or late < LATE_S, f"{n.name} leaves {late:.1f} s after the deadline of its drain")
-    g = w.ledger.generations.get(w.ledger.current)
-    if g is not None and g.number not in w.ledger.verdicts and g.member(*n.state.who) is not None and n.state.view.current < g.number:
-        w.unaware += 1
-    n.left, n.crew = e.status, None
-    w.links.cut(n)
-    patience = w.policies.membership.join_timeout_s
-    if e.status in (ExitStatus.REPLACED, ExitStatus.NOT_FORMED, ExitStatus.STORE_UNREACHABLE):
-        waited = w.clockwork.now - n.outside_since
-        need("I6", waited >= patience * 0.9, f"{n.name} gives up ({e.text}) after {waited:.1f} s outside, join timeout {patience:g} s")
-    life = n.life
-    w.clockwork.after(w.clockwork.random.uniform(1.0, 5.0), lambda: n.boot() if n.life == life and not w.finished else None)
-
-
-_CARRY: dict[type, Callable[[Node, Any], object]] = {
-    ev.Send: lambda n, e: n.world.send(n, e),
-    ev.GrantLease: lambda n, e: n.world.grant(n, e.ttl_s),
-    ev.RenewLease: lambda n, e: n.world.renew(n, e.lease),
-    ev.RevokeLease: lambda n, e: n.world.revoke(n, e.lease),
-    ev.RunPreflight: _run_preflight,
-    ev.OpenStore: _open_store,
-    ev.StartWorkers: _start_workers,
-    ev.StopWorkers: _stop_workers,
-    ev.WishCheckpoint: _wish_checkpoint,
-    ev.PassSignal: _pass_signal,
-    ev.HoldWorkers: _hold_workers,
-    ev.TakeUp: lambda n, e: n.take_up(e.generation),
-    ev.Connect: lambda n, e: n.world.links.connect(n, e.who),
-    ev.CloseLinks: lambda n, e: n.world.links.close(n),
-    ev.Tell: lambda n, e: n.world.links.tell(n, e),
-    ev.Probe: lambda n, e: n.world.links.probe(n, e.who),
-    ev.CommitAnswered: _commit_answered,
-    ev.RemoveFiles: _remove_files,
-    ev.WriteRecord: lambda n, e: None,
-    ev.PageHuman: lambda n, e: n.world.page(n, e.verdict),
-    ev.Say: _say,
-    ev.Leave: _leave,
-}

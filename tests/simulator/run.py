@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from elastic_health.generations import Bounds, GenerationKind
-from elastic_health.policies import Caps, CheckpointPolicy, DrainPolicy, MembershipPolicy, Policies, RecoveryPolicy, ScaleUp
+from elastic_health.generations import GenerationKind
 from elastic_health.verdicts import Cause, VerdictKind
 from elastic_health.windows import outside
-from tests.simulator.faults import DELIBERATE, FAULT_TIME_S, QUICK, QUICK_S, Plan, Strike, drawn
 from tests.simulator.ledger import Broken, need
 from tests.simulator.node import HOME
+from tests.simulator.setup import Setup, setup
+from tests.simulator.strikes import DELIBERATE, FAULT_TIME_S, QUICK, QUICK_S, Plan
 from tests.simulator.world import STEP_S, World
 
 RECOVER_S = 40.0
@@ -25,25 +25,12 @@ END_S = 60.0
 
 
 @dataclass(frozen=True)
-class Setup:
-    """Everything about a run but its chances."""
-
-    nodes: int
-    least: int
-    most: int
-    total: int | None
-    every: int
-    policies: Policies
-    strikes: tuple[Strike, ...]
-    skewed: bool = False
-    loss: float = 0.02
-    saves: bool = True
-    places: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """What became of a seed.  `gaps`: seconds from each verdict to the next generation."""
+    """What became of a seed.
+
+    Virtual seconds: `gaps` from each verdict to the next generation, `first` from the start to the first one.
+    `boundaries`: how many were passed.
+    """
 
     seed: int
     broken: str
@@ -54,48 +41,9 @@ class Outcome:
     gaps: tuple[float, ...]
     ended: str
     pages: int
-
-
-def policies(r: random.Random) -> Policies:
-    """Caps out of the way in most runs, low ones in some; short patience in some."""
-    none = Caps(None, None, None, None, None, None, mismatches=None, rollbacks_per_day=None, backoff_s=(0.0, 0.5, 1.0))
-    caps = replace(none, total=3 if r.random() < 0.1 else 200)
-    scale = r.choice((ScaleUp.AT_CHECKPOINT, ScaleUp.AT_ONCE, ScaleUp.OFF))
-    membership = MembershipPolicy(
-        join_timeout_s=r.choice((20.0, 60.0, 600.0)), scale_up=scale, bounds=Bounds(start_s=r.choice((8.0, 15.0)))
-    )
-    start_over = r.random() < 0.8
-    keep = CheckpointPolicy(keep=r.choice((1, 2, 3)), start_over=start_over, rollback_reach_steps=r.choice((0, 10, 40)))
-    return replace(Policies(), recovery=RecoveryPolicy(caps, scale, start_over), membership=membership, checkpoints=keep)
-
-
-def setup(seed: int) -> Setup:
-    """What the seed says."""
-    r = random.Random(seed * 7919 + 1)
-    nodes = r.choice((1, 2, 3, 3, 4))
-    least = r.randint(1, nodes)
-    strikes = drawn(r, nodes)
-    total = r.choice((20, 60, 150)) if r.random() < 0.3 else None
-    more = random.Random(seed * 104729 + 3)
-    p = policies(r)
-    p = replace(
-        p,
-        drain=DrainPolicy(more.choice((1.0, 4.0, 12.0))),
-        membership=replace(p.membership, gather_s=more.choice((0.0, 1.0, 3.0))),
-    )
-    return Setup(
-        nodes,
-        least,
-        r.randint(least, nodes),
-        total,
-        r.choice((2, 5, 5, 12)),
-        p,
-        strikes,
-        r.random() < 0.3,
-        0.0 if DELIBERATE.issuperset(s.fault for s in strikes) else 0.02,
-        more.random() < 0.7,
-        tuple(more.choice(("", "r1", "r2", "p1.r1")) for _ in range(nodes)) if more.random() < 0.5 else (),
-    )
+    first: float
+    boundaries: int
+    steps: int
 
 
 def simulate(seed: int, given: Setup | None = None) -> Outcome:
@@ -130,6 +78,9 @@ def simulate(seed: int, given: Setup | None = None) -> Outcome:
         gaps,
         v.kind.value if v else "-",
         world.pages,
+        ledger.formed_at.get(1, 0.0),
+        world.moments["boundary"],
+        max((c.position for c in ledger.checkpoints.values()), default=0),
     )
 
 

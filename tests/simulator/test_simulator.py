@@ -1,4 +1,4 @@
-"""The simulator itself: some hundred seeds, the shipped modules and no others, and planted bugs that it must find."""
+"""The simulator itself: some hundred seeds, the shipped modules and no others, every fault, every boundary."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ import pytest
 
 from elastic_health.rendezvous import membership, serve
 from tests.simulator import node as node_module
-from tests.simulator.faults import FAULTS, Strike
-from tests.simulator.planted import BUGS
-from tests.simulator.run import Outcome, setup, simulate
+from tests.simulator.faults import FAULTS
+from tests.simulator.run import Outcome, simulate
+from tests.simulator.setup import Setup, read, setup
+from tests.simulator.strikes import Strike
+from tests.simulator.sweep import BASES, SEED, boundaries, cases
+from tests.simulator.tally import SURE_FROM, Tally
 
 HERE = Path(__file__).parent
-QUICK_BUGS = (
-    "fence_without_verdict",
-    "lease_from_the_reply",
-    "verdict_overwritten",
-    "newest_whatever_its_line",
-    "branch_not_abandoned",
-    "spawned_before_member",
-    "commit_kept_for_the_next",
-)
-MOST_SEEDS = 1000
 
 
 def show(o: Outcome) -> str:
@@ -58,10 +51,8 @@ def test_it_runs_the_shipped_modules() -> None:
 
 
 def test_it_replaces_nothing_of_the_product() -> None:
-    """Only the planted bugs set attributes of the product's modules."""
+    """No attribute of the product's modules is set; bugs are planted into copies of the tree."""
     for path in HERE.glob("*.py"):
-        if path.name == "planted.py":
-            continue
         for n in ast.walk(ast.parse(path.read_text())):
             assert not (isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "setattr"), path.name
             assert not (isinstance(n, ast.Attribute) and n.attr == "setattr"), path.name
@@ -111,25 +102,6 @@ def test_what_is_done_on_purpose_is_never_counted(moment: str, fault: str, saves
         assert o.ended == "finish"
 
 
-def _found(name: str) -> Outcome | None:
-    with pytest.MonkeyPatch.context() as p:
-        BUGS[name](p)
-        return next((o for o in map(simulate, range(MOST_SEEDS)) if o.broken), None)
-
-
-@pytest.mark.spec("R1", "R10")
-@pytest.mark.parametrize("name", QUICK_BUGS)
-def test_a_planted_bug_is_found(name: str) -> None:
-    assert _found(name) is not None
-
-
-@pytest.mark.slow
-@pytest.mark.spec("R1", "R10")
-@pytest.mark.parametrize("name", [n for n in BUGS if n not in QUICK_BUGS])
-def test_every_planted_bug_is_found(name: str) -> None:
-    assert _found(name) is not None
-
-
 @pytest.mark.slow
 @pytest.mark.spec("R1", "R2", "R6", "R10")
 def test_every_fault_strikes_in_a_few_hundred_seeds() -> None:
@@ -139,3 +111,68 @@ def test_every_fault_strikes_in_a_few_hundred_seeds() -> None:
         assert not o.broken, show(o)
         struck |= set(o.faults)
     assert not set(FAULTS) - struck
+
+
+# ---- every fault at every boundary
+@pytest.mark.spec("R1", "R10")
+def test_a_sweep_names_each_fault_at_each_boundary_of_each_plain_run() -> None:
+    swept = [(c.base, c.setup.strikes[-1].k, c.setup.strikes[-1].fault) for c in cases()]
+    for base in BASES:
+        n = boundaries(base)
+        assert n > 60
+        assert {(k, f) for b, k, f in swept if b == base} == {(k, f) for k in range(1, n + 1) for f in FAULTS}
+
+
+@pytest.mark.spec("R1", "R10")
+@pytest.mark.parametrize("start", range(4))
+def test_part_of_a_sweep_holds_every_invariant(start: int) -> None:
+    swept, struck = tuple(cases(stride=1801, start=start * 450)), 0
+    for c in swept:
+        o = simulate(SEED, c.setup)
+        assert not o.broken, f"{c.setup.text()}\n{show(o)}"
+        struck += bool(o.faults[c.setup.strikes[-1].fault])
+    assert struck > 0.8 * len(swept)  # the others would have met an agent that another fault had ended
+
+
+def test_up_to_the_fault_a_swept_run_is_the_plain_one() -> None:
+    base = BASES["restart"]
+    plain = simulate(SEED, base).history
+    o = simulate(SEED, replace(base, strikes=(*base.strikes, Strike("agent killed", 0.0, "boundary", 60, -1))))
+    at = next(i for i, line in enumerate(o.history) if "agent killed" in line)
+    assert at > 20
+    assert o.history[:at] == plain[:at]
+
+
+# ---- what is told
+def test_a_setup_is_a_line_of_json() -> None:
+    for seed in range(200):
+        assert read(setup(seed).text()) == setup(seed)
+
+
+def test_a_kind_of_fault_that_never_struck_is_an_error() -> None:
+    tally, o = Tally(), simulate(0)
+    for _ in range(SURE_FROM):
+        tally.add(o)
+    assert tally.never
+    assert "never struck: " + ", ".join(tally.never) in "\n".join(tally.lines(1.0))
+    for name in tally.never:
+        o.faults[name] += 1
+    tally.add(o)
+    assert tally.never == ()
+
+
+def test_a_history_tells_generations_verdicts_and_checkpoints() -> None:
+    strikes = (Strike("halt and roll back", 0.3, "txn commit", 2, -2),)
+    o = simulate(3, Setup(strikes=strikes, total=30))
+    text = "\n".join(o.history)
+    assert not o.broken, show(o)
+    parts = (
+        "generation 1 (formed) of n0, n1, n2, from the beginning",
+        "FAULT halt and roll back strikes n0",
+        "verdict on generation 1: rollback (numeric_halt), back to the beginning",
+        "generation 2 (in place)",
+        "checkpoint 10.g1 abandoned",
+        "checkpoint 15.g2 committed after",
+    )
+    for part in parts:
+        assert part in text, text

@@ -20,11 +20,12 @@ from tests.simulator.ledger import Ledger, need
 from tests.simulator.links import Links
 from tests.simulator.network import LATEST_WRITE_S, Clockwork
 from tests.simulator.node import PROGRESS_S, Crew, Node
+from tests.simulator.told import told
 
 if TYPE_CHECKING:
-    from tests.simulator.faults import Plan
+    from tests.simulator.strikes import Plan
 
-STEP_S = 0.1
+STEP_S = 0.2
 GUARDIAN_S = 0.05
 SKEW_MARGIN_S = 0.6
 
@@ -43,8 +44,8 @@ class World:
         self.by_name = {n.name: n for n in self.nodes}
         self.links: Links = Links(self)
         self.outage, self.pages, self._count = False, 0, 0
-        self.compaction, self.loss = 0.02, 0.02
         self.saves, self.unaware = True, 0
+        self.compacting, self.loss, self.loaded_until = False, 0.02, 0.0
         self.plan: Plan | None = None
         self.moments: Counter[str] = Counter()
         self.requests: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -70,6 +71,8 @@ class World:
 
     def happened(self, moment: str, node: Node) -> None:
         """A step boundary was passed: a planned fault may strike exactly here."""
+        if moment == "boundary" and self.finished:
+            return
         self.moments[moment] += 1
         if self.plan is not None:
             self.plan.at_moment(moment, self.moments[moment], node)
@@ -105,13 +108,15 @@ class World:
             if node.life == life:
                 node.feed(event)
 
-        def arrive() -> None:
+        def arrive(loaded: bool = False) -> None:
             if not node.reaches_store():
                 return c.after(1.0, lambda: reply(lost(False)))
             queue = self.requests.get((node.name, purpose))
             fate = queue.pop() if queue else ""
             if not fate and c.random.random() < self.loss:
                 fate = c.random.choice(("request lost", "reply lost", "write late"))
+            if fate:
+                c.note(f"      {node.name}'s {purpose}: {fate}")
             if fate == "store full" and write:
                 e = lost(False)
                 assert isinstance(e, ev.TxnFailed)
@@ -122,6 +127,8 @@ class World:
                 if write:
                     c.after(c.random.uniform(0.5, LATEST_WRITE_S), lambda: None if self.outage else ask())
                 return c.after(1.0, lambda: reply(lost(write)))
+            if c.now < self.loaded_until and not loaded:
+                return c.after(c.random.uniform(0.2, 5.0), lambda: arrive(True))
             event = ask()
             if fate == "reply lost" or not node.reaches_store():
                 return c.after(1.0, lambda: reply(lost(write)))
@@ -158,6 +165,8 @@ class World:
         self._trip(node, ask, lambda ambiguous: ev.TxnFailed(e.id, ambiguous), purpose.value)
 
     def _landed(self, node: Node, purpose: Purpose, txn: Txn, seen: int) -> None:
+        if text := told(txn):
+            self.clockwork.note(f"      store <- {node.name}: {text}")
         if purpose is Purpose.READY:
             self._ready_landed(txn)
         if purpose is Purpose.FORM:
@@ -165,14 +174,16 @@ class World:
         if purpose is Purpose.VERDICT and self.ledger.verdicts[max(self.ledger.verdicts)].kind is VerdictKind.ROLLBACK:
             self.happened("rollback verdict", node)
         self.happened(f"txn {purpose.value}", node)
+        self.happened("boundary", node)
 
     def _ready_landed(self, txn: Txn) -> None:
-        """Only `ready` counts: it must not be said of one whose workers live."""
+        """Only `ready` counts: it must not be said of one whose workers live, or whose checks have not passed."""
         for op in txn.then:
             if isinstance(op, Put):
                 c = load(Candidate, op.value, op.key)
                 n = self.named(c.node)
                 if c.state is CandidateState.READY and n.running and n.state.who == (c.node, c.incarnation):
+                    need("I2", n.checked, f"{c.node} is written `ready` before its checks have passed")
                     need(
                         "R2", n.crew is None, f"{c.node} is written `ready` while its workers of {n.crew.generation if n.crew else 0} live"
                     )
@@ -191,8 +202,12 @@ class World:
         for n in self.nodes:
             if n.crew is None or n.crew.communicator >= g.number:
                 continue
-            # A dead agent's guardian ends them; who rides through where nobody can tell it, trains on for nothing.
-            n.crew.left_over = not n.alive or (n.isolated and self.links.parted(n, former) and self.links.whole(n))
+            if n.frozen:  # nothing of that host runs, and its workers look at their deadline first when it goes on
+                continue
+            # A dead agent's guardian ends them; who rides through where nobody can tell it, trains on for nothing; so do, until
+            # their page's deadline, the workers of a stopped agent whose lease somebody ended before its time.
+            revoked = n.paused and n.state.lease in self.forced
+            n.crew.left_over = not n.alive or revoked or (n.isolated and self.links.parted(n, former) and self.links.whole(n))
             need("R10", n.crew.left_over, f"generation {g.number} forms while workers of {n.crew.generation} live on {n.name}")
 
     def grant(self, node: Node, ttl_s: float) -> None:
@@ -238,7 +253,7 @@ class World:
         groups: dict[int, list[tuple[Node, Crew]]] = {}
         for n in self.nodes:
             crew = n.crew
-            if crew is None:
+            if crew is None or n.frozen:
                 continue
             if n.now > crew.deadline:  # the watchdog in the workers, or the guardian beside a dead agent
                 self.clockwork.note(f"{n.name}: workers end by the deadline in their page")

@@ -1,0 +1,228 @@
+"""Bugs to plant into the shipped modules, each against one law: a simulator that misses one proves nothing.
+
+Each is a change of text in one file of the product.  `mutation` plants it into a copy of the source tree, runs the ordinary
+unit tests there, which have to pass, and the simulator, which has to fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` stands exactly once in `file`, and is replaced by `new`.  `what`: the mistake, as somebody might make it.
+
+    `seen`: ordinary unit tests find it too (kept because the simulator must find it without them).
+    """
+
+    what: str
+    file: str
+    old: str
+    new: str
+    seen: bool = False
+
+
+_RESEND = "            self.do(ev.Send(sent.id, sent.txn))\n"
+
+MUTANTS: Mapping[str, Mutant] = {
+    # ---- the fence
+    "no_fence": Mutant(
+        "the first commit of a generation has shown that it is current, so the next ones need no fence",
+        "rendezvous/lead.py",
+        "    d.send(Purpose.COMMIT, fence.commit(d.fence(), full.record, d.stamp()), request",
+        "    txn = fence.commit(d.fence(), full.record, d.stamp())\n"
+        "    txn = dataclasses.replace(txn, compare=txn.compare[2:]) if s.commits else txn\n"
+        "    d.send(Purpose.COMMIT, txn, request",
+    ),
+    "fence_without_verdict": Mutant(
+        "once something was committed, `current` alone fences the next commits",
+        "rendezvous/lead.py",
+        "    d.send(Purpose.COMMIT, fence.commit(d.fence(), full.record, d.stamp()), request",
+        "    txn = fence.commit(d.fence(), full.record, d.stamp())\n"
+        '    kept = tuple(c for c in txn.compare if "/verdicts/" not in c.key)\n'
+        "    txn = dataclasses.replace(txn, compare=kept) if s.commits else txn\n"
+        "    d.send(Purpose.COMMIT, txn, request",
+    ),
+    "fence_never_closes": Mutant(
+        "a fence of `current` alone",
+        "rendezvous/fence.py",
+        "self.token), Compare(self.keys.verdict(self.generation), Target.CREATE, 0))",
+        "self.token),)",
+        seen=True,
+    ),
+    "retention_unfenced": Mutant(
+        "the records' own revisions guard a deletion well enough",
+        "rendezvous/draft.py",
+        "            self.send(Purpose.DELETE, fence.mark_deleting(self.fence(), self.s.view, live, self.stamp()), names=live)",
+        "            txn = fence.mark_deleting(self.fence(), self.s.view, live, self.stamp())\n"
+        "            self.send(Purpose.DELETE, dataclasses.replace(txn, compare=txn.compare[2:]), names=live)",
+    ),
+    "old_fence_after_a_rollback": Mutant(
+        "a generation in place keeps the fence of the one before",
+        "rendezvous/turns.py",
+        "                generation=record.number,\n                token=s.view.current_mod,\n                ended=None,",
+        "                generation=record.number,\n                ended=None,",
+    ),
+    # ---- writes without an answer
+    "blind_retry": Mutant(
+        "a commit that is sent again was fenced the first time",
+        "rendezvous/draft.py",
+        _RESEND,
+        "            again = sent.txn.compare[2:] if sent.purpose is Purpose.COMMIT else sent.txn.compare\n"
+        "            self.do(ev.Send(sent.id, dataclasses.replace(sent.txn, compare=again)))\n",
+    ),
+    "verdict_overwritten": Mutant(
+        "a verdict that is sent again is ours, so it need not be absent",
+        "rendezvous/draft.py",
+        _RESEND,
+        "            again = sent.txn.compare[1:] if sent.purpose is Purpose.VERDICT else sent.txn.compare\n"
+        "            self.do(ev.Send(sent.id, dataclasses.replace(sent.txn, compare=again)))\n",
+    ),
+    "unanswered_form_forgotten": Mutant(
+        "a commit without an answer was not made: the next one is asked for instead",
+        "rendezvous/membership.py",
+        "    if e.ambiguous and sent.purpose in RESENT:",
+        "    if e.ambiguous and sent.purpose in RESENT and not sent.verdict:",
+    ),
+    # ---- the lease
+    "lease_from_the_reply": Mutant(
+        "after trouble with the store a lease counts from the answer",
+        "rendezvous/membership.py",
+        "e.sent_at + e.ttl_s",
+        "(e.sent_at if d.s.store_lost_since is None else d.now) + e.ttl_s",
+    ),
+    "page_rides_too": Mutant(
+        "while the group rides through an outage its workers need no short deadline",
+        "rendezvous/serve.py",
+        "    return now + link\n\n\ndef _unsure",
+        "    return now + (state.settings.outage_s if riding(state, now) else link)\n\n\ndef _unsure",
+    ),
+    # ---- what the watch tells
+    "watch_gap": Mutant(
+        "a list after a compaction is taken for the changes that were missed: what is gone stays",
+        "rendezvous/view.py",
+        '            if (name == "quarantined") == fleet:\n                self._changed[name] = {}',
+        '            if (name == "quarantined") == fleet and not self._view.revision:\n                self._changed[name] = {}',
+        seen=True,
+    ),
+    "watch_gap_at_the_quarantine": Mutant(
+        "a batch that is not newer than the view was seen already (two watches share the revision)",
+        "rendezvous/view.py",
+        "    draft = _Draft(view, keys)\n    if batch.snapshot:",
+        "    draft = _Draft(view, keys)\n"
+        "    if fleet and not batch.snapshot and batch.revision <= view.revision:\n        return view\n    if batch.snapshot:",
+    ),
+    # ---- forming
+    "double_former": Mutant(
+        "nobody but rank 0 forms in place, so nothing of its transaction need be compared",
+        "rendezvous/gather.py",
+        "    d.quiet(Purpose.FORM, 0.2)\n"
+        "    d.send(Purpose.FORM, fence.form(s.settings.keys, s.view, s.who, g, budget, choice.abandon, "
+        "_why_left(s.view.verdict), d.stamp()))",
+        "    d.quiet(Purpose.FORM, 0.2)\n"
+        "    txn = fence.form(s.settings.keys, s.view, s.who, g, budget, choice.abandon, _why_left(s.view.verdict), d.stamp())\n"
+        "    d.send(Purpose.FORM, Txn(txn.compare[1:2], txn.then, txn.otherwise))",
+    ),
+    "gone_since_the_phase_began": Mutant(
+        "the time to wait for one who is gone counts from when the own phase began",
+        "rendezvous/membership.py",
+        "d.s.gone_since.get(who, d.now)",
+        "d.s.gone_since.get(who, d.s.since)",
+    ),
+    "end_of_stream_is_death": Mutant(
+        "a link that ends with an end of stream proves the process dead",
+        "rendezvous/membership.py",
+        "    _peer(d, e.who, up_since=None, down_since=d.now)",
+        '    _peer(d, e.who, up_since=None, down_since=d.now, dead=e.why == "eof")',
+    ),
+    "quarantine_ignored_in_place": Mutant(
+        "a rollback in place has the same members, whatever became of them",
+        "rendezvous/gather.py",
+        "    barred = [m.node for m in last.members if s.view.barred(m.node, d.wall) is not None]\n",
+        "    barred: list[str] = []\n",
+    ),
+    "held_for_ever": Mutant(
+        "a held group waits for its in-place generation without a bound",
+        "rendezvous/turns.py",
+        "        or d.now >= at\n        or _gave_up(d)",
+        "        or _gave_up(d)",
+    ),
+    # ---- ready, member
+    "ready_before_preflight": Mutant(
+        "the checks of a restart take seconds: `ready` is said meanwhile",
+        "rendezvous/joining.py",
+        "    elif s.preflight is True and s.under_way(Purpose.CHECKING) is None:",
+        '    elif (s.preflight is True or s.stage == "restart") and s.under_way(Purpose.CHECKING) is None:',
+    ),
+    "workers_in_anothers_place": Mutant(
+        "a member that has lost its workers starts new ones in the running generation",
+        "rendezvous/joining.py",
+        "        elif record.kind is GenerationKind.IN_PLACE or record.number == s.last_started:",
+        "        elif record.number == s.last_started:",
+    ),
+    "only_members_miss_members": Mutant(
+        "a spare leaves it to the members to say that one is lost",
+        "rendezvous/joining.py",
+        "            lost_members(d, record)\n            d.say",
+        "            d.say",
+    ),
+    # ---- verdicts
+    "own_verdict_applied": Mutant(
+        "whoever writes a verdict acts by its own at once, whichever won",
+        "rendezvous/answers.py",
+        "    won, winner = r.succeeded, sent.verdict\n",
+        "    won, winner = r.succeeded, sent.verdict\n    d.set(peer_verdict=sent.verdict)\n",
+    ),
+    "death_while_holding_forgotten": Mutant(
+        "held workers do nothing, so nothing can happen to them",
+        "rendezvous/membership.py",
+        "    mine = d.s.phase in (Phase.STARTING, Phase.RUNNING, Phase.HOLDING) and",
+        "    mine = d.s.phase in (Phase.STARTING, Phase.RUNNING) and",
+    ),
+    "target_as_it_was_told": Mutant(
+        "a rollback's target is the one that the judge named, whatever became of it",
+        "rendezvous/judging.py",
+        "    what = _with_live_target(d.s, _meant(d.s, what))\n",
+        "    what = _meant(d.s, what)\n",
+    ),
+    # ---- checkpoints and data
+    "abandoned_checkpoint_restored": Mutant(
+        "only a generation in place marks what the rollback left; one that is formed instead does not",
+        "rendezvous/gather.py",
+        "    txn = fence.form(s.settings.keys, view, s.who, g, budget, choice.abandon, ",
+        "    txn = fence.form(s.settings.keys, view, s.who, g, budget, (), ",
+    ),
+    "windows_of_people_ignored_in_place": Mutant(
+        "a rollback knows its own windows; those that people recorded wait for the next restart",
+        "rendezvous/gather.py",
+        "    return choose(view.checkpoints, view.generation, view.verdict, view.skip_windows)",
+        "    held = d.s.generation == view.current\n"
+        "    return choose(view.checkpoints, view.generation, view.verdict, () if held else view.skip_windows)",
+    ),
+    "parent_from_a_lagging_view": Mutant(
+        "a checkpoint's parent is the newest one in view",
+        "rendezvous/lead.py",
+        "    parent = s.last_commit or top(",
+        "    parent = top(",
+    ),
+    "parent_on_the_branch_left": Mutant(
+        "after a rollback in place the next checkpoint goes on from the last commit",
+        "rendezvous/turns.py",
+        "                pending_incident=None,\n                last_commit=None,\n            )\n            d.do(ev.TakeUp(record))",
+        "                pending_incident=None,\n            )\n            d.do(ev.TakeUp(record))",
+    ),
+    "commit_kept_for_the_next": Mutant(
+        "a commit that waits when a generation ends is made by the next one",
+        "rendezvous/draft.py",
+        "        self.drop(Purpose.COMMIT)\n        self.set(waiting_commits=())",
+        "        self.drop(Purpose.COMMIT)",
+    ),
+    "torn_checkpoint_costs_nothing": Mutant(
+        "a restart after a torn checkpoint is not the program's fault, and not counted",
+        "elastic_health/recovery/budget.py",
+        "DELIBERATE = frozenset({Cause.SCALE_UP, Cause.DRAIN, Cause.REQUESTED})",
+        "DELIBERATE = frozenset({Cause.SCALE_UP, Cause.DRAIN, Cause.REQUESTED, Cause.CHECKPOINT_UNUSABLE})",
+    ),
+}
