@@ -109,17 +109,14 @@ class AgentHands:
         self.loop.post(ev.PreflightDone(True))
 
     def open_store(self, generation: Generation) -> None:
-        mine = generation.members[0].address
+        me, cause = generation.members[0], Cause.NOT_STARTED
         try:
-            self._store, address = host_store(mine, listen(parse_hostport(mine).host, 0))
+            self._store, address = host_store(me.address, listen(parse_hostport(me.address).host, 0))
+            self.loop.post(ev.StoreOpened(generation.number, address))
         except (HealthError, RuntimeError) as e:
-            reason = f"the generation's store can't be opened at {mine}: {e}"
-            log.warning("%s", reason)
-            self.loop.post(
-                ev.Judged(Incident(self.make_id(), generation.number, Cause.NOT_STARTED, Cause.NOT_STARTED.value, reason, time.time()))
-            )
-            return
-        self.loop.post(ev.StoreOpened(generation.number, address))
+            reason = f"{me.node} can't open the generation's store: {e}"
+            incident = Incident(self.make_id(), generation.number, cause, cause.value, reason, time.time(), nodes=(me.node,))
+            self.loop.post(ev.Judged(incident))
 
     def start_workers(self, generation: Generation, rank: int, store: StoreAddress) -> None:
         me = generation.members[rank]

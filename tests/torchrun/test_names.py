@@ -126,6 +126,25 @@ def test_names_that_resolve_late(two: tuple[Net, Run]) -> None:
 
 
 @pytest.mark.slow
+def test_a_name_that_goes_away_before_the_store_opens_costs_a_formation_and_not_the_agent(two: tuple[Net, Run]) -> None:
+    """pytorch/pytorch#73682, the other way round."""
+    net, run = two
+    known = {"a.test": net.address("a")}
+    for n in ("a", "b"):
+        net.hosts(n, known)
+    config = "restarts: {backoff_s: [1.0]}\n"
+    a = run.start("a", nnodes="2", flags=["--local-addr=a.test"], config=config, inside=net.inside("a"))
+    run.wait(lambda: "checking -> ready" in a.text(), "a waits for b", 90)
+    net.hosts("a", {})
+    b = run.start("b", nnodes="2", config=config, inside=net.inside("b"))
+    run.wait(lambda: "a can't open the generation's store" in a.text(), "the first formation is given up", 90)
+    net.hosts("a", known)
+    (first, _) = run.wait_group(2, within_s=90)
+    assert first["generation"] > 1 and a.process.poll() is None
+    run.finish(a, b)
+
+
+@pytest.mark.slow
 def test_a_name_that_never_resolves_ends_at_the_join_timeout(two: tuple[Net, Run]) -> None:
     """pytorch/pytorch#73682"""
     net, run = two
