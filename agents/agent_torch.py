@@ -78,7 +78,7 @@ class HealthyAgent(LocalElasticAgent):
         crew.on_handlers = self._on_signals
         desk = Desk(place.keys.run, lambda event: hands.loop.post(event), lambda: hands.make_id())
         folder = room.evidence(place.policies.evidence.folder, getattr(self._logs_specs, "root_log_dir", "") or "")
-        hands = self._hands = AgentHands(crew, desk, room, guardian, place.policies, place.store, folder, place.environ)
+        hands = self._hands = AgentHands(crew, desk, room, guardian, place.policies, place.store, folder, place.environ, handler.host_store)
         self._link = WorkerLinkServer(room.link, desk.handle, lambda pid, rank: _belongs(crew, pid, rank))
         try:
             hands.loop = handler.attach(

@@ -17,13 +17,11 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from elastic_health.agents.addresses_net import parse_hostport
 from elastic_health.agents.crew_torch import Crew
 from elastic_health.agents.desk_os import Desk
 from elastic_health.agents.files_os import KeptFiles
 from elastic_health.agents.guardian_proc import Guardian
 from elastic_health.agents.incidents import from_exit
-from elastic_health.agents.link_sockets_net import listen
 from elastic_health.agents.lookout_os import Lookout
 from elastic_health.agents.observe_os import Observer
 from elastic_health.agents.room_os import Room, prune_evidence
@@ -45,7 +43,6 @@ from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.loop_net import MembershipLoop
 from elastic_health.rendezvous.state import Phase, State
 from elastic_health.rendezvous.store import Store, StoreError
-from elastic_health.rendezvous.tcpstore_torch import host_store
 from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
 
@@ -76,9 +73,10 @@ class AgentHands:
         session: Store,
         evidence_folder: str,
         environ: Mapping[str, str],
+        host_store: Callable[[], tuple[Any, StoreAddress]],
     ) -> None:
         self.crew, self._desk, self._room, self._guardian, self._policies = crew, desk, room, guardian, policies
-        self._folder, self._environ = evidence_folder, environ
+        self._folder, self._environ, self._host_store = evidence_folder, environ, host_store
         self._store: Any = None
         self._record: Generation | None = None
         self._rank = -1
@@ -109,17 +107,14 @@ class AgentHands:
         self.loop.post(ev.PreflightDone(True))
 
     def open_store(self, generation: Generation) -> None:
-        mine = generation.members[0].address
+        me, cause = generation.members[0], Cause.NOT_STARTED
         try:
-            self._store, address = host_store(mine, listen(parse_hostport(mine).host, 0))
+            self._store, address = self._host_store()
+            self.loop.post(ev.StoreOpened(generation.number, address))
         except (HealthError, RuntimeError) as e:
-            reason = f"the generation's store can't be opened at {mine}: {e}"
-            log.warning("%s", reason)
-            self.loop.post(
-                ev.Judged(Incident(self.make_id(), generation.number, Cause.NOT_STARTED, Cause.NOT_STARTED.value, reason, time.time()))
-            )
-            return
-        self.loop.post(ev.StoreOpened(generation.number, address))
+            reason = f"{me.node} can't open the generation's store: {e}"
+            incident = Incident(self.make_id(), generation.number, cause, cause.value, reason, time.time(), nodes=(me.node,))
+            self.loop.post(ev.Judged(incident))
 
     def start_workers(self, generation: Generation, rank: int, store: StoreAddress) -> None:
         me = generation.members[rank]

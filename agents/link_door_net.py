@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterator
 
-from elastic_health.agents.link_sockets_net import listen
+from elastic_health.agents.link_sockets_net import listen, listen_beside
 
 log = logging.getLogger("elastic_health.links")
 
@@ -76,6 +76,10 @@ class Door:
         if self._closed_until is not None and now >= self._closed_until:
             self._closed_until = None
             self._selector.register(self._sock, selectors.EVENT_READ, self)
+
+    def beside(self) -> socket.socket:
+        """A listening socket at the same address, for something else."""
+        return listen_beside(self._sock)
 
     def close(self) -> None:
         self._sock.close()

@@ -60,6 +60,19 @@ def _listen_at(family: int, address: SockAddr) -> socket.socket:
     return sock
 
 
+def listen_beside(sock: socket.socket) -> socket.socket:
+    """A listening socket at the same local address as a listening one, on a free port.
+
+    Raises:
+        LinkError: there is no free port or descriptor.
+    """
+    bound = sock.getsockname()
+    try:
+        return _listen_at(sock.family, (bound[0], 0, *bound[2:]))
+    except OSError as e:
+        raise LinkError(f"a free port at {bound[0]}", str(e), "close other programs' ports, or raise the limit of open files") from e
+
+
 def start_connect(family: int, address: SockAddr, timing: LinkTiming) -> tuple[socket.socket, int]:
     """Begin a connection.
 

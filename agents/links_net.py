@@ -6,6 +6,7 @@ Law: no other process keeps an agent's sockets open, neither across exec nor acr
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 import weakref
@@ -136,6 +137,15 @@ class LinkListener(LinkLoop):
         self.address, self.everywhere = str(HostPort(host, self._door.port)), self._door.everywhere
         _alive.add(self)
         self._thread.start()
+
+    def beside(self) -> socket.socket:
+        """A listening socket at the same local address, on a free port.
+
+        Raises:
+            LinkError: there is none.
+        """
+        assert self._door is not None
+        return self._door.beside()
 
 
 class LinkClient(LinkLoop):

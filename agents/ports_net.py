@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import socket
 import threading
 from collections.abc import Callable
 
@@ -46,6 +47,10 @@ class AgentLinks:
         if self._links.everywhere:
             what = "none of this machine's addresses is the advertised one, so links are taken on all interfaces"
             log.warning("%s: %s; others must reach this host there (a service address, NAT), or pass --local-addr", what, both_names(host))
+
+    def beside(self) -> socket.socket:
+        """A listening socket at the address where the links listen, on a free port: for the generation's store."""
+        return self._links.beside()
 
     def rename(self, incarnation: str) -> None:
         self._links.hello = dataclasses.replace(self._links.hello, incarnation=incarnation)

@@ -20,7 +20,6 @@ from elastic_health.incidents import Incident
 from elastic_health.messages import LinkMessage
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.state import Phase, State
-from elastic_health.rendezvous.tcpstore_torch import host_store
 from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause, Verdict
 
@@ -97,7 +96,7 @@ class BareRendezvous:
         self._loop.post(ev.PreflightDone(True))
 
     def open_store(self, generation: Generation) -> None:
-        self._store, address = host_store(generation.members[0].address)
+        self._store, address = self._handler.host_store()
         self._loop.post(ev.StoreOpened(generation.number, address))
 
     def start_workers(self, generation: Generation, rank: int, store: StoreAddress) -> None:

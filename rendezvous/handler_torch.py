@@ -7,14 +7,16 @@ With our agent (the rule) the agent attaches its hands and runs the loop.  With 
 from __future__ import annotations
 
 import logging
+import socket
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo
 
-from elastic_health.generations import RunSpec
+from elastic_health.generations import RunSpec, StoreAddress
 from elastic_health.policies import Policies
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.keys import RunKeys
@@ -22,6 +24,7 @@ from elastic_health.rendezvous.loop_net import Hands, Links, MembershipLoop
 from elastic_health.rendezvous.rights import explained
 from elastic_health.rendezvous.state import Me, Settings
 from elastic_health.rendezvous.store import Store, StoreRefused
+from elastic_health.rendezvous.tcpstore_torch import host_store
 
 log = logging.getLogger("elastic_health")
 BACKEND = "healthy-etcd"
@@ -31,6 +34,9 @@ class LinkPort(Links, Protocol):
     """Agent links that can be closed; `address` is where this agent listens."""
 
     address: str
+
+    def beside(self) -> socket.socket:
+        """A listening socket at the same local address, on a free port."""
 
     def close(self) -> None: ...
 
@@ -108,6 +114,15 @@ class HealthyHandler(RendezvousHandler):
         except StoreRefused as e:
             raise explained(e, p.keys) from e
         return self.loop
+
+    def host_store(self) -> tuple[TCPStore, StoreAddress]:
+        """A fresh TCPStore for a generation of which this agent has rank 0, where its links listen.
+
+        Raises:
+            LinkError, RuntimeError: there is no free port or descriptor.
+        """
+        assert self._links is not None
+        return host_store(self._links.address, self._links.beside())
 
     def close(self) -> None:
         """Let go of links, watches, session and private etcd.  Safe to call again."""

@@ -13,12 +13,12 @@ from torch._C._distributed_c10d import TCPStore
 from elastic_health.generations import StoreAddress
 
 
-def host_store(address: str, listener: socket.socket | None = None) -> tuple[TCPStore, StoreAddress]:
+def host_store(address: str, listener: socket.socket) -> tuple[TCPStore, StoreAddress]:
     """Listen for the workers of a generation.
 
     Args:
         address: the rank-0 agent's `host:port`; its host is what workers connect to.
-        listener: a listening socket to take over; None opens one on all interfaces.
+        listener: a listening socket to take over.
 
     Returns:
         The store (it lives as long as it is referenced) and its address.
@@ -27,9 +27,6 @@ def host_store(address: str, listener: socket.socket | None = None) -> tuple[TCP
         RuntimeError: as torch has it (`DistNetworkError`, `DistStoreError`).
     """
     host = address.rpartition(":")[0].strip("[]")
-    if listener is None:
-        store = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=False)
-        return store, StoreAddress(host, store.port, address)
     bound, port = listener.getsockname()[:2]
     # The store connects to itself, by an address of this machine: the advertised one may lead in from outside only.
     near = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, bound)

@@ -126,6 +126,21 @@ def test_names_that_resolve_late(two: tuple[Net, Run]) -> None:
 
 
 @pytest.mark.slow
+def test_an_agents_own_name_may_go_away_again(two: tuple[Net, Run]) -> None:
+    """pytorch/pytorch#73682, the other way round: it listens already, and needs no name to open the generation's store."""
+    net, run = two
+    for n in ("a", "b"):
+        net.hosts(n, {"a.test": net.address("a")})
+    a = run.start("a", nnodes="2", flags=["--local-addr=a.test"], inside=net.inside("a"))
+    run.wait(lambda: "checking -> ready" in a.text(), "a waits for b", 90)
+    net.hosts("a", {})
+    b = run.start("b", nnodes="2", inside=net.inside("b"))
+    first = run.wait_group(2, within_s=90)
+    assert first[0]["generation"] == 1 and first[0]["env"]["MASTER_ADDR"] == "a.test"
+    run.finish(a, b)
+
+
+@pytest.mark.slow
 def test_a_name_that_never_resolves_ends_at_the_join_timeout(two: tuple[Net, Run]) -> None:
     """pytorch/pytorch#73682"""
     net, run = two
