@@ -22,7 +22,7 @@ from tests.torchrun.runs import PLENTY, Run, program
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 KEYS = RunKeys("job")
 LONG = 240.0
-SHORT = "checkpoints: {keep: 2, rollback_reach_steps: 6}\nstore: {outage: {bound_s: 2}}\nmembership: {lease_s: 3}\n"
+SHORT = "checkpoints: {keep: 2, rollback_reach_steps: 6}\nstore: {timeout_s: 30, outage: {bound_s: 2}}\nmembership: {lease_s: 3}\n"
 
 
 def look(etcd: EtcdCluster) -> RunSnapshot:
@@ -37,13 +37,18 @@ def names(etcd: EtcdCluster) -> set[str]:
     return {c.name for c in look(etcd).checkpoints}
 
 
+def newest_before(run: Run, generation: int) -> int:
+    return max(e["step"] for e in run.events("step") if e["generation"] <= generation)
+
+
 @pytest.mark.spec("R3", "R10")
 def test_records_of_retired_checkpoints_go_and_a_dead_leader_leaves_none(run: Run, one_etcd: EtcdCluster) -> None:
     a = run.start("a", nnodes="1:2", script=program("commits"), config=PLENTY + SHORT)
     run.wait(lambda: run.events("step", node="a"), "the first steps", LONG)
     b = run.start("b", nnodes="1:2", script=program("commits"), config=PLENTY + SHORT)
     run.wait(lambda: run.events("step", node="b"), "both train", LONG)
-    first = names(one_etcd)
+    plan = look(one_etcd).generation
+    first = names(one_etcd) - {plan.plan.checkpoint if plan else None}
     run.wait(lambda: len(run.events("step", node="b")) > 40, "twenty commits later", LONG)
     run.wait(lambda: not first & names(one_etcd), "the first records are gone", LONG)
     # The leader dies over what it was to remove; the next one takes it up.
@@ -52,15 +57,19 @@ def test_records_of_retired_checkpoints_go_and_a_dead_leader_leaves_none(run: Ru
     after = run.wait_group(1, after=run.events("step")[-1]["generation"], within_s=LONG)[0]["generation"]
     run.wait(lambda: len(run.events("step", node="b", generation=after)) > 30, "it commits again", LONG)
     run.wait(lambda: not going & names(one_etcd), "what the dead leader began is ended", LONG)
-    run.order("pause")
-    run.wait(lambda: all(c.state is not CheckpointState.DELETING for c in look(one_etcd).checkpoints), "all is taken up", LONG)
+    run.order("slow", "1.0")
+    run.wait(lambda: len(names(one_etcd)) <= 10, "few records are left", LONG)  # 2 newest, a plan's, 6 steps' reach, some on their way
     left = look(one_etcd).checkpoints
-    assert 3 <= len(left) <= 8, [c.name for c in left]  # 2 newest, what 6 steps need, and a plan's
-    newest = max(c.step for c in left)
-    assert any(c.step <= newest - 6 for c in left if c.state is CheckpointState.COMMITTED), "a rollback's target stays"
+    usable = [c for c in left if c.state is CheckpointState.COMMITTED]
+    assert min(c.step for c in usable) <= max(c.step for c in usable) - 6, "a rollback's target stays"
+    assert all(Path(c.path).is_dir() for c in usable), "and its files"
     folders = {f.name for f in (run.folder / "ckpt").iterdir()}
-    assert {Path(c.path).name for c in left} <= folders and len(folders) <= len(left) + 1, folders
-    (run.folder / "pause").unlink()
+    assert len(folders) <= 14, folders
+    # From what is left the run goes on: the line is whole.
+    (e,) = run.wait_group(1, after=after - 1, within_s=LONG)
+    run.order(f"die.{e['pid']}", "4")
+    run.wait(lambda: run.events("step", generation=after + 1), "it goes on from there", LONG)
+    assert run.events("step", generation=after + 1)[0]["step"] > newest_before(run, after) - 4
     run.finish(b, within_s=LONG)
 
 
@@ -95,9 +104,9 @@ time.time = lambda: _real() + {hours} * 3600.0
 @pytest.mark.spec("R6")
 def test_nodes_whose_clocks_are_hours_apart(run: Run, one_etcd: EtcdCluster) -> None:
     """The hourly cap counts what happened, whoever charged it and whoever judges; nothing waits for hours."""
-    config = "restarts: {total: null, per_hour: 3, per_node: null, per_signature: null, without_commit: null, early_exits: null, backoff_s: [0.0]}\n"
+    config = "restarts: {total: null, per_hour: 3, per_node: null, per_signature: null, without_commit: null, early_exits: null, backoff_s: [0.0]}\nstore: {timeout_s: 30}\n"
     agents = []
-    for node, hours in (("a", 5), ("b", -7)):
+    for node, hours in (("a", 5), ("b", 12)):  # ahead: gRPC takes its deadlines from `time.time`
         folder = run.folder / f"clock-{node}"
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(SKEWED.format(hours=hours))

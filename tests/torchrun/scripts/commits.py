@@ -1,6 +1,6 @@
 """A training on the public API that commits every other step into $RUN_DIR/ckpt, for as long as nobody says `finish`.
 
-Events and orders as in `loop.py`.  `pause`: no step begins while that file is there.
+Events and orders as in `loop.py`.  `slow`: how long a step takes, in seconds.
 """
 
 import json
@@ -51,9 +51,7 @@ stream = eh.SampleStream(len(dataset), global_batch=2, seed=7)
 state = eh.TrainState(model=model, optimizer=optimizer, stream=stream)
 checkpoints = eh.Checkpoints(os.path.join(RUN, "ckpt"), state, every=2)
 for step, batch in run.steps(eh.Loader(dataset, stream), checkpoints):
-    while told("pause"):
-        time.sleep(0.02)
-    time.sleep(0.05)
+    time.sleep(float(told("slow") or 0.05))
     code = told(f"die.{os.getpid()}")
     if code:
         log("dies")
