@@ -47,13 +47,15 @@ def _create(store: Store, key: str, value: bytes) -> None:
 
 
 def prune(store: Store, keys: RunKeys, kept: int = KEPT) -> int:
-    """Delete the oldest records and incidents beyond `kept` of each; returns how many.  Ids sort by time.
+    """Delete the oldest records and incidents beyond `kept` of each; returns how many.
+
+    Oldest by the store's own order: ids sort by their writers' clocks, which may be hours apart.
 
     Reads them all: it is called once a generation, not at each write.
     """
     deleted = 0
     for prefix in (keys.records, keys.incident("")):
-        names = [kv.key for kv in store.range(prefix).kvs]
+        names = [kv.key for kv in sorted(store.range(prefix).kvs, key=lambda kv: kv.create_revision)]
         old = names[: max(0, len(names) - kept)]
         for i in range(0, len(old), _DELETES_A_TXN):
             store.txn(Txn((), tuple(Delete(k) for k in old[i : i + _DELETES_A_TXN])))

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from elastic_health.checkpoints.retention import Forgotten
 from elastic_health.codec import dump
 from elastic_health.generations import (
     Budget,
@@ -110,11 +111,15 @@ def mark_deleting(fence: Fence, view: View, names: Iterable[str], stamp: Stamp) 
     return Txn(tuple(compares), tuple(puts))
 
 
-def forget(fence: Fence, view: View, names: Iterable[str]) -> Txn:
-    """Delete the records of checkpoints whose files are gone, as they were read."""
-    at = tuple((fence.keys.checkpoint(name), view.checkpoint_mods[name]) for name in names)
-    compares = (*fence.compares(), *(Compare(key, Target.MOD, mod) for key, mod in at))
-    return Txn(compares, tuple(Delete(key) for key, _ in at))
+def forget(fence: Fence, view: View, what: Forgotten, stamp: Stamp) -> Txn:
+    """Delete the records of checkpoints whose files are gone, and give their descendants other parents; all as it was read."""
+    key = fence.keys.checkpoint
+    touched = (*what.names, *(name for name, _ in what.parents))
+    heirs = (dataclasses.replace(view.checkpoints[name], parent=parent) for name, parent in what.parents)
+    return Txn(
+        (*fence.compares(), *(Compare(key(name), Target.MOD, view.checkpoint_mods[name]) for name in touched)),
+        (*(Put(key(c.name), stamp.value(c)) for c in heirs), *(Delete(key(name)) for name in what.names)),
+    )
 
 
 def verdict(keys: RunKeys, v: Verdict, record: Record, stamp: Stamp, view: View, dead: Iterable[Who] = ()) -> Txn:

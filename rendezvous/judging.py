@@ -11,7 +11,7 @@ from elastic_health.exits import ExitStatus
 from elastic_health.generations import CandidateState
 from elastic_health.ids import ulid
 from elastic_health.incidents import Incident, Record
-from elastic_health.recovery.budget import NODE_CAUSES, newest_of
+from elastic_health.recovery.budget import NODE_CAUSES, as_seen, newest_of
 from elastic_health.recovery.decide import Action, ActionKind, MembershipFacts, decide
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
@@ -53,7 +53,8 @@ def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
         d.wake(d.s.incident_at + _TARGET_WAIT_S)  # committed just now, and not yet read here
         return False
     what = _with_live_target(d.s, _meant(d.s, what))
-    action, reason = decide(what, _rollbacks(d.s), d.s.view.budget, _facts(d.s, d.wall), d.s.settings.policies.recovery, d.wall)
+    budget = as_seen(d.s.view.budget, d.s.verdict_seen, d.s.found_ended, d.now, d.wall)
+    action, reason = decide(what, _rollbacks(d.s), budget, _facts(d.s, d.wall), d.s.settings.policies.recovery, d.wall)
     record = _record(d, what, action, reason.text())
     if action.kind is ActionKind.NOTHING or not action.done:
         d.say("not_acted", f"{what.cause.value}: {reason.text()}", warn=True)

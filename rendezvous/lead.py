@@ -20,9 +20,6 @@ from elastic_health.verdicts import Cause
 COMMIT_PATIENCE_S = 0.5
 """How long a worker's commit waits for the store before it is told to go on: far above a healthy store's answer
 (milliseconds), far below what anyone would call a pause."""
-_FORGET_AT_ONCE = 40
-
-
 def lead(d: Draft, record: Generation) -> None:
     """One look at everything that is rank 0's to do."""
     _commit(d, record)
@@ -81,7 +78,7 @@ def _retain(d: Draft, record: Generation) -> None:
 
 def _forget(d: Draft, record: Generation) -> None:
     """What is on its way out: its files are removed here (who began it may be dead), and a record goes, behind the fence,
-    once its files are gone and no line needs it any more."""
+    once its files are gone."""
     s, known = d.s, d.s.view.checkpoints
     if not s.forget_due or not d.leads() or not d.can_send(Purpose.FORGET):
         return
@@ -89,9 +86,9 @@ def _forget(d: Draft, record: Generation) -> None:
     for name in sorted(going - s.removing):
         d.do(ev.RemoveFiles(known[name]))
     d.set(forget_due=False, removing=(s.removing | going) & frozenset(known), files_gone=s.files_gone & frozenset(known))
-    names = forgettable(known, d.s.files_gone, record.plan.checkpoint)[:_FORGET_AT_ONCE]
-    if names:
-        d.send(Purpose.FORGET, fence.forget(d.fence(), s.view, names), names=names)
+    what = forgettable(known, d.s.files_gone, record.plan.checkpoint)
+    if what.names:
+        d.send(Purpose.FORGET, fence.forget(d.fence(), s.view, what, d.stamp()), names=what.names)
 
 
 def _keep(s: State) -> Keep:

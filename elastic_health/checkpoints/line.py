@@ -4,8 +4,8 @@ Invariant: a plan names a checkpoint that is `committed`, lies on the ancestor l
 state (or of the rollback's target), and is neither the torn one nor a descendant of it.  A rollback leaves a branch for
 good: everything committed that is not its target or an ancestor of that is marked `abandoned` in the same transaction.
 
-Records of checkpoints deleted by retention stay as `deleting` until nothing committed lies before them (see
-`retention.forgettable`): without them the line would break in the middle.
+Records of checkpoints deleted by retention stay as `deleting` until their files are gone; the one that goes hands its
+descendants to its own parent in the same transaction (see `retention.forgettable`), so that the line never breaks.
 """
 
 from __future__ import annotations

@@ -60,15 +60,36 @@ def _stale(state: CheckpointState, born: int, generation: int, keep: Keep) -> bo
     return state is CheckpointState.ABANDONED and generation - born >= keep.abandoned_for
 
 
-def forgettable(records: Records, gone: Collection[str], plan_checkpoint: str | None) -> tuple[str, ...]:
-    """Names in `deleting` whose folder is `gone` and whose record no line needs: nothing committed lies before them."""
-    return tuple(
-        sorted(
-            n
-            for n in gone
-            if n in records
-            and records[n].state is CheckpointState.DELETING
-            and n != plan_checkpoint
-            and not committed(records, ancestors(records, n))
-        )
-    )
+@dataclass(frozen=True)
+class Forgotten:
+    """Records to delete, and those whose parent becomes another one in the same transaction (name -> new parent)."""
+
+    names: tuple[str, ...] = ()
+    parents: tuple[tuple[str, str | None], ...] = ()
+
+
+def forgettable(records: Records, gone: Collection[str], plan_checkpoint: str | None, most: int = 40) -> Forgotten:
+    """Which records in `deleting` may go, now that their files are `gone`; at most `most` keys are touched.
+
+    The line never breaks: who descends from a forgotten one goes on from the nearest ancestor that stays.  Nobody could
+    have restored what was in between.
+    """
+    names: list[str] = []
+    parents: tuple[tuple[str, str | None], ...] = ()
+    for name in sorted(n for n in gone if n in records and records[n].state is CheckpointState.DELETING and n != plan_checkpoint):
+        more = _heirs(records, frozenset((*names, name)))
+        if len(names) + 1 + len(more) > most:
+            break
+        names.append(name)
+        parents = more
+    return Forgotten(tuple(names), parents)
+
+
+def _heirs(records: Records, lost: frozenset[str]) -> tuple[tuple[str, str | None], ...]:
+    return tuple((n, _staying(records, r.parent, lost)) for n, r in sorted(records.items()) if n not in lost and r.parent in lost)
+
+
+def _staying(records: Records, name: str | None, lost: frozenset[str]) -> str | None:
+    while name in lost:
+        name = records[name].parent
+    return name

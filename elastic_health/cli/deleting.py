@@ -13,7 +13,7 @@ from elastic_health.cli.reach import NotFound, add_arguments, by_run, me, reache
 from elastic_health.cli.show import few, say, say_json
 from elastic_health.codec import dump
 from elastic_health.errors import ConfigError, RunRefused
-from elastic_health.recovery.deletion import Which, check, holders, left_on_disk, newest_at, settle_s, transactions
+from elastic_health.recovery.deletion import Which, check, holders, left_on_disk, needs_mark, newest_at, settle_s, transactions
 from elastic_health.recovery.snapshot import snapshot
 from elastic_health.rendezvous.keys import RunKeys, check_segment
 from elastic_health.rendezvous.store import Compare, Delete, KeyValue, Put, Store, StoreAmbiguous, Target, Txn
@@ -104,25 +104,36 @@ def _one(store: Store, keys: RunKeys, which: Which, dry_run: bool) -> Outcome:
     snap = snapshot(keys, kvs)
     folders = left_on_disk(snap)
     if dry_run:
-        return Outcome(keys.run, True, len(kvs), len(transactions(kvs, keys)), folders)
+        return Outcome(keys.run, True, len(kvs), len(transactions(snap, kvs)), folders)
+    try:
+        if needs_mark(snap):
+            kvs = _marked(store, keys, settle_s(snap))
+        parts = transactions(snap, kvs)
+        for part in parts:
+            _send(store, part)
+    except RunRefused as e:
+        return Outcome(keys.run, False, why=str(e))
+    return Outcome(keys.run, True, sum(kv.key != keys.deleting for kv in kvs), len(parts), folders)
+
+
+def _marked(store: Store, keys: RunKeys, settle: float) -> tuple[KeyValue, ...]:
+    """Everything of the run, once nobody can join it any more and nobody has before that.
+
+    Raises:
+        RunRefused: somebody had; the mark is gone again.
+    """
     _mark(store, keys)
     try:
-        deadline = time.monotonic() + settle_s(snap)
+        deadline = time.monotonic() + settle
         while True:
             kvs = store.range(keys.root).kvs
             _check(kvs, keys, Which())
             if time.monotonic() >= deadline:
-                break
+                return kvs
             time.sleep(0.5)
-    except BaseException as e:
+    except BaseException:
         _send(store, Txn((), (Delete(keys.deleting),)))
-        if isinstance(e, RunRefused):
-            return Outcome(keys.run, False, why=str(e))
         raise
-    parts = transactions(kvs, keys)
-    for part in parts:
-        _send(store, part)
-    return Outcome(keys.run, True, len(kvs) - 1, len(parts), folders)
 
 
 def _check(kvs: Sequence[KeyValue], keys: RunKeys, which: Which) -> None:
@@ -134,15 +145,22 @@ def _check(kvs: Sequence[KeyValue], keys: RunKeys, which: Which) -> None:
 def _mark(store: Store, keys: RunKeys) -> None:
     """There already: an earlier deletion was interrupted, and is taken up."""
     value = dump(Mark(), at=utc(time.time()), by=me())
-    _send(store, Txn((Compare(keys.deleting, Target.CREATE, 0),), (Put(keys.deleting, value),)))
+    _send(store, Txn((Compare(keys.deleting, Target.CREATE, 0),), (Put(keys.deleting, value),)), there=True)
 
 
-def _send(store: Store, txn: Txn) -> None:
-    """Until answered: each of these lands twice without harm."""
+def _send(store: Store, txn: Txn, *, there: bool = False) -> None:
+    """Until answered: each of these lands twice without harm.  `there`: refused means that it is done already.
+
+    Raises:
+        RunRefused: the run is not as it was read.
+    """
+    unanswered = there
     for left in reversed(range(_TRIES)):
         try:
-            store.txn(txn)
-            return
+            if store.txn(txn).succeeded or unanswered:
+                return
+            raise RunRefused("the run as it was read", "that it changed meanwhile", "look at it again and repeat the command")
         except StoreAmbiguous:
+            unanswered = True
             if not left:
                 raise

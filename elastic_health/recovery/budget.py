@@ -7,7 +7,7 @@ transaction that forms the next generation, so no two formers can spend the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from elastic_health.generations import Budget, Spent
@@ -84,6 +84,26 @@ def charge(budget: Budget, verdict: Verdict, now: float, newest_checkpoint: str 
         by_signature=_counted_up(budget.by_signature, (spent.signature,)),
         by_cause=_counted_up(budget.by_cause, (spent.cause,)),
     )
+
+
+def as_seen(budget: Budget, seen: Mapping[int, float], before: int, now: float, wall: float) -> Budget:
+    """The budget with times that this node can vouch for: clocks of nodes may be hours apart.
+
+    What it saw itself is as old as its own monotonic clock says.  What was there before it came is at least
+    that old; only beyond that the writer's stamp is believed, for want of anything else.
+
+    Args:
+        seen: monotonic second at which this agent saw the verdict of each generation.
+        before: newest generation whose verdict it found when it began.
+    """
+
+    def at(s: Spent) -> float:
+        if s.generation not in seen:
+            return min(s.at, wall)
+        own = wall - (now - seen[s.generation])
+        return min(s.at, own) if s.generation <= before else own
+
+    return replace(budget, spent=tuple(replace(s, at=at(s)) for s in budget.spent))
 
 
 def _spent(verdict: Verdict, now: float) -> Spent:

@@ -1,8 +1,10 @@
 """Deleting a run: may it go, and in which transactions?  Pure.
 
-Law: a run that an agent holds a lease in is never deleted.  First a mark is written that keeps agents from joining, then
-the run is read again, and only then its keys go, a bounded number a transaction, the mark last: an interrupted deletion
-is taken up by the same command, and no half of a run is ever joined.  Files on disk are nobody's business here.
+Law: a run that an agent holds a lease in is never deleted, and no half of a run is ever joined.  A finished run bars
+itself: its verdict goes last, and is compared as it was read.  For any other, first a mark is written that keeps agents
+from joining, then the run is read again, and only then its keys go, the mark last.  (So a full etcd, which takes no mark,
+can still be rid of finished runs.)  A bounded number a transaction; what was interrupted, the same command ends.  Files on
+disk are nobody's business here.
 """
 
 from __future__ import annotations
@@ -66,14 +68,25 @@ def settle_s(snap: RunSnapshot) -> float:
     return bounds.lease_s + bounds.link_timeout_s if bounds else 8.0
 
 
-def transactions(kvs: Iterable[KeyValue], keys: RunKeys) -> tuple[Txn, ...]:
-    """All keys of the run, `current` first (nothing can be committed from then on), the secret and the mark last."""
-    last = (keys.secret, keys.deleting)
-    names = sorted({kv.key for kv in kvs} - {*last, keys.current})
-    marked = (Compare(keys.deleting, Target.VERSION, 1),)
-    order = [keys.current, *names]
+def needs_mark(snap: RunSnapshot) -> bool:
+    return snap.state not in FINISHED
+
+
+def transactions(snap: RunSnapshot, kvs: Iterable[KeyValue]) -> tuple[Txn, ...]:
+    """All keys of the run, in an order in which no agent can join what is left.
+
+    With a mark `current` goes first: nothing can be committed from then on.  Without one it goes last, with its verdict.
+    """
+    keys = snap.keys
+    if needs_mark(snap):
+        bars, first, last = (Compare(keys.deleting, Target.VERSION, 1),), [keys.current], [keys.secret, keys.deleting]
+    else:
+        verdict = keys.verdict(snap.current)
+        bars, first = (Compare(verdict, Target.MOD, snap.mods.get(verdict, 0)),), []
+        last = [keys.current, keys.generation(snap.current), verdict, keys.secret, keys.deleting]
+    order = [*first, *sorted({kv.key for kv in kvs} - {*first, *last})]
     parts = [order[i : i + DELETES_A_TXN] for i in range(0, len(order), DELETES_A_TXN)]
-    return tuple(Txn(marked, tuple(Delete(k) for k in part)) for part in (*parts, last))
+    return tuple(Txn(bars, tuple(Delete(k) for k in part)) for part in (*parts, last))
 
 
 def left_on_disk(snap: RunSnapshot) -> tuple[str, ...]:

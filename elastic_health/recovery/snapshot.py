@@ -109,6 +109,10 @@ def snapshot(keys: RunKeys, kvs: Iterable[KeyValue]) -> RunSnapshot:
     def each(kind: str, cls: type[Any]) -> list[Any]:
         return [value for _, value in _loaded(groups.get(kind, ()), cls, bad)]
 
+    def in_order(kind: str) -> list[KeyValue]:
+        """As they came to be, by the store's order: the writers' clocks may be hours apart."""
+        return sorted(groups.get(kind, ()), key=lambda kv: kv.create_revision)
+
     def numbered(kind: str, cls: type[Any], number: Callable[[Any], int], key: Callable[[int], str]) -> dict[int, Any]:
         """A value under another's key is taken for neither."""
         found = {}
@@ -132,7 +136,7 @@ def snapshot(keys: RunKeys, kvs: Iterable[KeyValue]) -> RunSnapshot:
         current=next((c.generation for c in each("current", Current)), 0),
         generations=numbered("generations", Generation, lambda g: g.number, keys.generation),
         verdicts=numbered("verdicts", Verdict, lambda v: v.generation, keys.verdict),
-        records=tuple(each("records", Record)),
+        records=tuple(r for _, r in _loaded(in_order("records"), Record, bad)),
         checkpoints=tuple(each("checkpoints", CheckpointRecord)),
         candidates=tuple(c for kv, c in _loaded(groups.get("candidates", ()), Candidate, bad) if leased(kv)),
         skips=skips,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_health.checkpoints.line import ancestors, head, rollback_target
-from elastic_health.checkpoints.retention import Keep, expendable, forgettable
+from elastic_health.checkpoints.retention import Forgotten, Keep, expendable, forgettable
 from elastic_health.generations import CheckpointRecord, CheckpointState
 
 pytestmark = pytest.mark.spec("R3")
@@ -56,14 +56,31 @@ def test_abandoned_ones_go_after_a_grace_of_generations() -> None:
     assert expendable(both, 3, None, keep) == tuple(left)
 
 
-def test_a_record_between_two_committed_ones_is_never_forgotten() -> None:
+def test_who_descends_from_a_forgotten_one_goes_on_from_the_nearest_that_stays() -> None:
     records = chain(10, 20, 30)
     n10, n20, n30 = records
     records[n20] = dataclasses.replace(records[n20], state=D)
-    assert forgettable(records, [n20], None) == ()
+    assert forgettable(records, [n20], None) == Forgotten((n20,), ((n30, n10),))
     records[n10] = dataclasses.replace(records[n10], state=D)
-    assert forgettable(records, [n10, n20], None) == (n10, n20)
-    assert forgettable(records, [n10, n30], n10) == ()
+    assert forgettable(records, [n10, n20], None) == Forgotten((n10, n20), ((n30, None),))
+    assert forgettable(records, [n10, n30], n10) == Forgotten(), "a plan's stays, and so does what is committed"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 60), st.sets(st.integers(0, 59)), st.integers(0, 4), st.integers(2, 50))
+def test_forgetting_leaves_every_line_as_it_was(n: int, gone: set[int], fork: int, most: int) -> None:
+    names = [f"{i:02d}" for i in range(n)]
+    steps = chain(*range(10, 10 * n + 10, 10))
+    records = dict(zip(names, steps.values(), strict=True))
+    for i, name in enumerate(names):  # every fifth one goes on from one further back: a branch
+        parent = None if i == 0 else names[max(0, i - 1 - (fork if i % 5 == 0 else 0))]
+        records[name] = dataclasses.replace(records[name], parent=parent, state=D if i in gone else C)
+    found = forgettable(records, names, None, most)
+    assert set(found.names) <= {names[i] for i in gone if i < n} and len(found.names) + len(found.parents) <= most
+    after = {k: r for k, r in records.items() if k not in found.names}
+    after.update({k: dataclasses.replace(after[k], parent=p) for k, p in found.parents})
+    for name in after:
+        assert list(ancestors(after, name)) == [a for a in ancestors(records, name) if a not in found.names]
 
 
 @settings(max_examples=200, deadline=None)

@@ -130,7 +130,8 @@ def test_an_agent_that_came_between_the_look_and_the_mark_is_seen(
 
 def test_an_interrupted_deletion_is_taken_up(etcd: EtcdCluster, store: EtcdSession, capsys: pytest.CaptureFixture[str]) -> None:
     deleting._mark(store, KEYS)
-    store.txn(transactions(store.range(KEYS.root).kvs[:4], KEYS)[0])
+    kvs = store.range(KEYS.root).kvs
+    store.txn(transactions(snapshot(KEYS, kvs), kvs[:4])[0])
     assert "being deleted" in "".join(as_text(etcd, capsys, "runs", "show", "demo"))
     assert run(etcd, capsys, "demo")[0] == 0 and not store.range(KEYS.root).kvs
 
@@ -138,6 +139,20 @@ def test_an_interrupted_deletion_is_taken_up(etcd: EtcdCluster, store: EtcdSessi
 def as_text(etcd: EtcdCluster, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main([*arguments, "--endpoint", etcd.endpoints[0]]) == 0
     return capsys.readouterr().out
+
+
+def test_a_finished_run_bars_itself_to_the_end(etcd: EtcdCluster, store: EtcdSession, capsys: pytest.CaptureFixture[str]) -> None:
+    """No mark is needed: whatever of it is left says that it has finished; and one that changes meanwhile is let be."""
+    keys = RunKeys("done")
+    store.txn(Txn((), (*finished("done", ""), *(Put(keys.record(f"{i:03d}"), b"{}") for i in range(101)))))
+    kvs = store.range(keys.root).kvs
+    first, *others = transactions(snapshot(keys, kvs), kvs)
+    assert store.txn(first).succeeded
+    assert snapshot(keys, store.range(keys.root).kvs).state is RunState.FINISHED
+    reopened = finished("done", "2030-01-01T00:00:00Z")[2]
+    store.txn(Txn((), (reopened,)))
+    assert not any(store.txn(part).succeeded for part in others)
+    assert run(etcd, capsys, "done")[0] == 0 and not store.range(keys.root).kvs
 
 
 def test_filters_pick_and_pass_over(etcd: EtcdCluster, store: EtcdSession, capsys: pytest.CaptureFixture[str]) -> None:

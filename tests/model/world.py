@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model.agents import Move, drop, moves, over, reaches, talks, urgent, verdict
-from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, Config, Entry, Node, State
+from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, Config, Node, State
 from tests.model.store import WAIT, land, with_node
 from tests.model.tidy import tidy
 

@@ -36,6 +36,7 @@ class Agent:
         self.withheld: set[type | Purpose] = set()
         self.links: dict[Who, Agent] = {}
         self.fit = True
+        self.skew_s = 0.0
 
     @property
     def phase(self) -> Phase:
@@ -76,7 +77,8 @@ class Agent:
         if not self.inbox:
             return False
         before = self.state
-        self.state, effects = step(before, self.inbox.popleft(), self.group.clock)
+        clock = ev.Clock(self.group.clock.now, self.group.clock.wall + self.skew_s)
+        self.state, effects = step(before, self.inbox.popleft(), clock)
         check(before, self.state)
         for e in effects:
             self.out.append(e)

@@ -57,11 +57,13 @@ class Ledger:
         self.condemned: set[str] = set()
         self.deleting: set[str] = set()
         self.current, self.restarts, self.failures = 0, 0, 0
+        self.forgotten: set[str] = set()
         self.verdict_at: dict[int, float] = {}
         self.formed_at: dict[int, float] = {}
 
     def apply(self, txn: Txn) -> TxnResult:
         before_current, ended = self.current, set(self.verdicts)
+        lines = {name: self.line(name) for name in self.checkpoints}
         result = self.store.apply(txn)
         if result.succeeded:
             for op in txn.then:
@@ -69,6 +71,7 @@ class Ledger:
                     self._landed(op, before_current, ended)
                 elif isinstance(op, Delete) and op.key.startswith(self.keys.checkpoints):
                     self._forgotten(last_segment(op.key), before_current, ended)
+            self._unbroken(lines)
             if self.current != before_current:
                 self._left_behind()
         return result
@@ -195,13 +198,18 @@ class Ledger:
         self.checkpoints[c.name] = c
 
     def _forgotten(self, name: str, current: int, ended: set[int]) -> None:
-        """A record goes only when its checkpoint was on its way out, behind the fence, and no committed one needs it as an
-        ancestor's link: the line from the newest down to the oldest committed one never breaks."""
+        """A record goes only when its checkpoint was on its way out, behind the fence."""
         need("I8", current not in ended, f"{name} was forgotten after generation {current} had ended")
         state = self.checkpoints[name].state
         need("I8", state is CheckpointState.DELETING, f"{name} was forgotten as {state.value}")
-        older = [n for n in self.line(name) if self.checkpoints[n].state is CheckpointState.COMMITTED]
-        need("I7", not older, f"{name} was forgotten, and {older} lie before it")
+        self.forgotten.add(name)
+
+    def _unbroken(self, lines: dict[str, set[str]]) -> None:
+        """Whoever stays has the ancestors that it had, apart from the forgotten ones."""
+        for name, line in lines.items():
+            if name not in self.forgotten:
+                now = self.line(name)
+                need("I7", now == line - self.forgotten, f"the line of {name} was {sorted(line)}, and is {sorted(now)}")
 
     def _commit(self, c: CheckpointRecord, current: int, ended: set[int]) -> None:
         need("I1", c.generation == current and current not in ended, f"commit {c.name} landed after its generation's end")
