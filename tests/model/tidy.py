@@ -113,4 +113,3 @@ def _renamed(t: tuple[object, ...], names: list[dict[int, int]]) -> tuple[object
     if at is not None:
         out[at] = tuple((m, names[m][i]) for m, i in t[at])  # type: ignore[attr-defined]
     return tuple(out)
-

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.agents import Move, drop, moves, over, reaches, talks, urgent, verdict
-from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, Config, Entry, Node, State
+from tests.model.agents import Move, drop, moves, over, reaches, spawned, talks, urgent, verdict
+from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, Config, Node, State
 from tests.model.store import WAIT, land, with_node
 from tests.model.tidy import tidy
 
@@ -26,7 +26,7 @@ def _calm(c: Config, s: State) -> Iterator[Move]:
     for n, d in enumerate(s.nodes):
         yield from _recovery(c, s, n, d)
         if d.life == "R" and d.phase != "left":
-            yield from moves(c, s, n)
+            yield from (_at_once(c, m) for m in moves(c, s, n)) if c.coarse else moves(c, s, n)
             yield from _answers(s, n, d)
         elif d.life == "P" and d.work is not None and d.phase == "stopping" and "7 page" in c.off:
             yield (n, "its workers run on"), s
@@ -35,6 +35,16 @@ def _calm(c: Config, s: State) -> Iterator[Move]:
     later = tick(c, s)
     if later is not s:
         yield (None, "a tick passes"), later
+
+
+def _at_once(c: Config, move: Move) -> Move:
+    """With `Config.coarse`: what an agent writes of itself alone is answered as soon as it is sent."""
+    label, s = move
+    w, t = s.net[-1] if s.net else (0, ("",))
+    if w != 1 or t[0] not in ("join", "ready"):
+        return move
+    after, done = land(c, s._replace(net=s.net[:-1]), t)
+    return label, _answered(c, after, t[1], t, done)
 
 
 # ---- the store answers, now or late
@@ -51,7 +61,7 @@ def _store(c: Config, s: State) -> Iterator[Move]:
             if done:
                 yield (n, f"a late {t[0]} lands"), after
         elif s.nodes[n].life == "R" and not s.nodes[n].cut & 1:
-            yield (n, f"{t[0]} is {'done' if done else 'refused'}"), _answered(after, n, t, done)
+            yield (n, f"{t[0]} is {'done' if done else 'refused'}"), _answered(c, after, n, t, done)
         else:
             yield (n, f"{t[0]} is {'done' if done else 'refused'}, unheard"), _again(c, after, t)
 
@@ -69,7 +79,7 @@ def _answers(s: State, n: int, d: Node) -> Iterator[Move]:
             yield (n, f"sends {t[0]} again"), s._replace(net=(*s.net[:k], (1, t), *s.net[k + 1 :]))
 
 
-def _answered(s: State, n: int, t: tuple[object, ...], done: bool) -> State:
+def _answered(c: Config, s: State, n: int, t: tuple[object, ...], done: bool) -> State:
     """What the answer tells its sender; refused with the own value there means that an earlier try has landed."""
     d = s.nodes[n]
     mine = d.cand == ({"join": "checking", "ready": "ready"}.get(str(t[0]), "member"), d.inc)
@@ -80,7 +90,8 @@ def _answered(s: State, n: int, t: tuple[object, ...], done: bool) -> State:
     if t[0] == "ready" and d.phase == "checking" and mine:
         return with_node(s, n, d._replace(phase="ready"))
     if t[0] == "member" and d.phase == "ready" and mine:
-        return with_node(s, n, d._replace(phase="starting", g=int(str(t[3])), last=int(str(t[3]))))
+        s = with_node(s, n, d._replace(phase="starting", g=int(str(t[3])), last=int(str(t[3]))))
+        return spawned(s, n) if c.coarse else s
     if t[0] == "reattach" and d.phase == "running" and mine:
         return with_node(s, n, d._replace(out=0, own=LEASE))
     return s
@@ -203,6 +214,8 @@ def faults(c: Config, s: State) -> Iterator[Move]:
             if w == 1:
                 lost = s._replace(net=(*s.net[:k], (0, t), *s.net[k + 1 :]))
                 yield (t[1], f"gets no answer to {t[0]}"), _again(c, lost, t)
+        if c.coarse:
+            yield from _unanswered(c, s)
     if "old verdict deleted" in c.kinds:
         for g in range(1, s.cur):
             if s.gens[g - 1].verdict is not None:
@@ -212,6 +225,15 @@ def faults(c: Config, s: State) -> Iterator[Move]:
         for kind, t in _strikes(s, n, d):
             if kind in c.kinds:
                 yield (n, kind), t
+
+
+def _unanswered(c: Config, s: State) -> Iterator[Move]:
+    for n, d in enumerate(s.nodes):
+        if d.life == "R" and d.phase in ("joining", "checking"):
+            for _, after in moves(c, s, n):
+                if after.net and after.net[-1][0] == 1 and after.net[-1][1][0] in ("join", "ready"):
+                    t = after.net[-1][1]
+                    yield (n, f"sends {t[0]} and gets no answer"), _again(c, after._replace(net=(*after.net[:-1], (0, t))), t)
 
 
 def _strikes(s: State, n: int, d: Node) -> Iterator[tuple[str, State]]:
@@ -232,8 +254,6 @@ def _strikes(s: State, n: int, d: Node) -> Iterator[tuple[str, State]]:
         yield "worker exits", with_node(s, n, d._replace(work=None))
     if not d.asked and not over(s):
         yield "asked to stop", with_node(s, n, d._replace(asked=True))
-    if d.cand is not None:
-        yield "lease ends early", with_node(s, n, d._replace(cand=None, store=0))
 
 
 def _dead(d: Node, life: str) -> Node:
