@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tests.model.shape import FAULTS, SPECIAL, Config
+from tests.model.shape import FAULTS, Config
 
-SMALL = Config(nodes=1, most=1, faults=1)
-"""Seconds: in the quick suite."""
+SMALL = Config(nodes=1, most=1, faults=1, rollbacks=1)
+"""Seconds: in the quick suite.  Every phase, every way between phases and every fault."""
 
 FULL: Mapping[str, Config] = {
     "one node, one fault": SMALL,
-    "one node, one fault, a rollback": Config(nodes=1, most=1, faults=1, steps=2, gens=3, rollbacks=1, keep=1),
+    "one node, one fault, two steps, a rollback": Config(nodes=1, most=1, faults=1, steps=2, gens=3, rollbacks=1, keep=1),
     "one node, two faults": Config(nodes=1, most=1, faults=2),
     "two nodes, one fault": Config(nodes=2, faults=1, warm=True),
     "two nodes, one fault, a rollback": Config(nodes=2, faults=1, steps=2, gens=3, rollbacks=1, keep=1, warm=True, brief=True, coarse=True),
@@ -51,5 +51,3 @@ LAPSES: Mapping[str, tuple[str, Config]] = {
     "late member": ("I6", _only(replace(_LONE, faults=2, rollbacks=0, steps=1, gens=2), "no answer", "agent stopped", "store outage")),
 }
 """For each rule: which invariant breaks without it, and the configuration that shows it (with the rule, it holds)."""
-
-ORDINARY = frozenset(FAULTS) - SPECIAL

@@ -116,10 +116,9 @@ def _explore(c: Config, tell: Callable[[int, int, int], None], until: float) -> 
                 continue
             src.append(k)
             dst.append(j)
-            if new:
-                ways.update(
-                    (a.phase, b.phase) for a, b in zip(s.nodes, t.nodes, strict=True) if a.phase is not b.phase and a.life == b.life == "R"
-                )
+            for a, b in zip(s.nodes, t.nodes, strict=True):
+                if a.phase is not b.phase and a.life == b.life == "R":
+                    ways.add((a.phase, b.phase))
         k += 1
         if not k % 2000:
             if time.monotonic() > until:
@@ -180,5 +179,5 @@ def _history(c: Config, seen: _Seen, parent: array[int], k: int) -> tuple[str, .
 
 
 def say(label: tuple[object, ...], fault: bool) -> str:
-    n, text = label
-    return f"{'! ' if fault else '  '}{'' if n is None else 'ABC'[int(str(n))] + ': '}{text}"
+    n, *text = label
+    return f"{'! ' if fault else '  '}{'' if n is None else 'ABC'[int(str(n))] + ': '}{' '.join(map(str, text))}"

@@ -208,19 +208,19 @@ def faults(c: Config, s: State) -> Iterator[Move]:
     """Every fault that may strike here; the product's duty is to bear them, so each counts against `Config.faults`."""
     s = s._replace(faults=s.faults - 1)
     if s.up and "store outage" in c.kinds:
-        yield (None, "the store is out"), s._replace(up=False)
+        yield (None, "store outage"), s._replace(up=False)
     if "no answer" in c.kinds:
         for k, (w, t) in enumerate(s.net):
             if w == 1:
                 lost = s._replace(net=(*s.net[:k], (0, t), *s.net[k + 1 :]))
-                yield (t[1], f"gets no answer to {t[0]}"), _again(c, lost, t)
+                yield (t[1], "no answer", f"to {t[0]}"), _again(c, lost, t)
         if c.coarse:
             yield from _unanswered(c, s)
     if "old verdict deleted" in c.kinds:
         for g in range(1, s.cur):
             if s.gens[g - 1].verdict is not None:
                 gen = s.gens[g - 1]._replace(verdict=None)
-                yield (None, f"somebody deletes the verdict on {g}"), s._replace(gens=(*s.gens[: g - 1], gen, *s.gens[g:]))
+                yield (None, "old verdict deleted", f"(on {g})"), s._replace(gens=(*s.gens[: g - 1], gen, *s.gens[g:]))
     for n, d in enumerate(s.nodes):
         for kind, t in _strikes(s, n, d):
             if kind in c.kinds:
@@ -233,7 +233,7 @@ def _unanswered(c: Config, s: State) -> Iterator[Move]:
             for _, after in moves(c, s, n):
                 if after.net and after.net[-1][0] == 1 and after.net[-1][1][0] in ("join", "ready"):
                     t = after.net[-1][1]
-                    yield (n, f"sends {t[0]} and gets no answer"), _again(c, after._replace(net=(*after.net[:-1], (0, t))), t)
+                    yield (n, "no answer", f"to {t[0]}, sent now"), _again(c, after._replace(net=(*after.net[:-1], (0, t))), t)
 
 
 def _strikes(s: State, n: int, d: Node) -> Iterator[tuple[str, State]]:
