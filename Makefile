@@ -12,6 +12,7 @@ SEEDS ?= 10000
 SEED0 ?= 0
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+MODEL_ARGS ?=
 
 PY := $(VENV)/bin/python
 comma := ,
@@ -20,7 +21,7 @@ EXTRAS := dev$(if $(shell sh -c 'command -v etcd'),,$(comma)local)
 # A new key (another torch, etcd gone or come) makes the environment again; so does an edit of setup.cfg.
 STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH_SPEC) $(EXTRAS)' | cksum | cut -d' ' -f1)
 
-.PHONY: help venv test test-full lint sim demo bench clean
+.PHONY: help venv test test-full lint sim model demo bench docs clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 22
 
@@ -55,11 +56,19 @@ lint: $(STAMP)  ## ruff and mypy --strict
 sim: $(STAMP)  ## simulator: SEEDS=10000 SEED0=0
 	@$(PY) -m tests.simulator --seeds $(SEEDS) --seed0 $(SEED0)
 
+model: $(STAMP)  ## protocol model: every reachable state of 1-3 nodes with faults (at most 30 minutes and 6 GB; MODEL_ARGS=--help)
+	@$(PY) -m tests.model $(MODEL_ARGS)
+
 demo: $(STAMP)  ## three nodes and a spare on this machine, with faults
 	@$(PY) examples/demo.py
 
 bench: $(STAMP)  ## recovery beside stock torchrun: BENCH_ARGS="--repeats 5" (an hour; --quick: half of it)
 	@$(PY) -m benchmarks.recovery $(BENCH_ARGS)
+
+docs: $(STAMP)  ## draw the generated pages of docs/ anew from the tables in the code
+	@$(VENV)/bin/elastic-health exits --markdown > docs/EXIT_STATUS.md
+	@$(VENV)/bin/elastic-health decisions --markdown > docs/DECISIONS.md
+	@$(PY) -m elastic_health.rendezvous.table_os docs
 
 clean:  ## build leftovers, not .venv
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out bench-out

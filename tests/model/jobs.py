@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.context
 import multiprocessing.queues
 import time
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ def explored(names: list[str], jobs: int, until: float) -> Iterator[tuple[str, F
     """Results as they come, one process a configuration, largest first."""
     context = multiprocessing.get_context("spawn")
     heard: multiprocessing.queues.Queue[tuple[str, Found | tuple[int, int, int]]] = context.Queue()
-    todo, running = [n for n in FULL if n in names], {}
+    todo = [n for n in FULL if n in names]
+    running: dict[str, multiprocessing.context.SpawnProcess] = {}
     at: dict[str, tuple[int, int, int]] = {}
     told = time.monotonic()
     while todo or running:

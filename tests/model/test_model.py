@@ -63,10 +63,10 @@ def test_the_architectures_rules_are_those_that_the_model_can_leave_out() -> Non
     """Its table names, for each rule, the model's switches and the invariant that breaks without it."""
     rows = _rows((ROOT / "docs" / "ARCHITECTURE.md").read_text(), "### The nine rules")
     assert [row[0].partition(".")[0] for row in rows[:9]] == [str(n) for n in range(1, 10)]
-    told = {}
+    told: dict[str, str] = {}
     for row in rows:
         for names, invariant in re.findall(r"((?:`[^`]+`(?:, )?)+): (\w+)", row[2]):
-            told |= {name: invariant for name in re.findall(r"`([^`]+)`", names)}
+            told |= dict.fromkeys(re.findall(r"`([^`]+)`", names), invariant)
     assert told == {name: invariant for name, (invariant, _) in LAPSES.items()}
     assert set(RULES) == set(LAPSES)
     for n, row in enumerate(rows[:9], 1):

@@ -258,5 +258,5 @@ def _strikes(s: State, n: int, d: Node) -> Iterator[tuple[str, State]]:
 
 def _dead(d: Node, life: str) -> Node:
     """A dead agent's links end at once, a lost host's are silent."""
-    keep = {"phase": d.phase, "g": d.g} if life == "H" and d.phase in HOME else {"phase": "joining", "g": 0}
-    return d._replace(life=life, page=0, out=0, own=LEASE, asked=False, **keep)
+    phase, g = (d.phase, d.g) if life == "H" and d.phase in HOME else ("joining", 0)
+    return d._replace(life=life, phase=phase, g=g, page=0, out=0, own=LEASE, asked=False)
