@@ -144,12 +144,15 @@ def ended(c: Config, s: State) -> bool:
 
 def _stuck(n: int, src: array[int], dst: array[int]) -> int | None:
     """I6: the first state from which, without more faults, no end can be reached."""
-    order = sorted(range(len(src)), key=dst.__getitem__)
     first = array("i", [0]) * (n + 2)
     for b in dst:
         first[b + 2] += 1
     for i in range(1, n + 2):
         first[i] += first[i - 1]
+    order, at = array("i", [0]) * len(src), first[:]
+    for e, b in enumerate(dst):
+        order[at[b + 1]] = e
+        at[b + 1] += 1
     ok = bytearray(n)
     todo = [src[order[i]] for i in range(first[0], first[1])]
     for k in todo:

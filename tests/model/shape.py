@@ -160,8 +160,8 @@ class Config:
     """The size of what is explored.
 
     warm: begin with all nodes ready.   brief: end with the verdict "finished", or when generation `gens` has formed.
-    coarse: an agent's own candidate (`join`, `ready`) lands as soon as it is sent, unless a fault keeps it, and workers
-    are there as soon as `member` is.   off: rules that are left out.
+    coarse: what an agent writes of its own candidate lands as soon as it is sent, unless a fault keeps it, and workers are
+    there as soon as `member` is.   off: rules that are left out.
     """
 
     nodes: int = 1

@@ -10,6 +10,10 @@ from tests.model.store import WAIT, land, with_node
 from tests.model.tidy import tidy
 
 
+OWN = frozenset(("join", "ready", "member", "reattach"))
+"""What an agent writes of its own candidate alone."""
+
+
 def successors(c: Config, s: State) -> list[tuple[tuple[object, ...], bool, State]]:
     """All that may happen next: (label, is it a fault, the state after it)."""
     found = [(label, True, t) for label, t in faults(c, s)] if s.faults else []
@@ -41,7 +45,7 @@ def _at_once(c: Config, move: Move) -> Move:
     """With `Config.coarse`: what an agent writes of itself alone is answered as soon as it is sent."""
     label, s = move
     w, t = s.net[-1] if s.net else (0, ("",))
-    if w != 1 or t[0] not in ("join", "ready"):
+    if w != 1 or t[0] not in OWN:
         return move
     after, done = land(c, s._replace(net=s.net[:-1]), t)
     return label, _answered(c, after, t[1], t, done)
@@ -229,9 +233,9 @@ def faults(c: Config, s: State) -> Iterator[Move]:
 
 def _unanswered(c: Config, s: State) -> Iterator[Move]:
     for n, d in enumerate(s.nodes):
-        if d.life == "R" and d.phase in ("joining", "checking"):
+        if d.life == "R":
             for _, after in moves(c, s, n):
-                if after.net and after.net[-1][0] == 1 and after.net[-1][1][0] in ("join", "ready"):
+                if after.net is not s.net and after.net and after.net[-1][0] == 1 and after.net[-1][1][0] in OWN:
                     t = after.net[-1][1]
                     yield (n, "no answer", f"to {t[0]}, sent now"), _again(c, after._replace(net=(*after.net[:-1], (0, t))), t)
 
