@@ -9,7 +9,6 @@ from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, C
 from tests.model.store import WAIT, land, with_node
 from tests.model.tidy import tidy
 
-
 OWN = frozenset(("join", "ready", "member", "reattach"))
 """What an agent writes of its own candidate alone."""
 
