@@ -13,6 +13,7 @@ SEED0 ?= 0
 STRIDE ?= 1
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+MODEL_ARGS ?=
 
 PY := $(VENV)/bin/python
 comma := ,
@@ -21,7 +22,7 @@ EXTRAS := dev$(if $(shell sh -c 'command -v etcd'),,$(comma)local)
 # A new key (another torch, etcd gone or come) makes the environment again; so does an edit of setup.cfg.
 STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH_SPEC) $(EXTRAS)' | cksum | cut -d' ' -f1)
 
-.PHONY: help venv test test-full lint sim sweep mutants demo bench clean
+.PHONY: help venv test test-full lint sim sweep mutants model demo bench docs clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 22
 
@@ -61,12 +62,19 @@ sweep: $(STAMP)  ## simulator: every fault at every boundary (20 minutes on 2 id
 
 mutants: $(STAMP)  ## each planted bug passes the unit tests and fails the simulator (20 minutes on 2 idle cores)
 	@$(PY) -m tests.simulator.mutation
+model: $(STAMP)  ## protocol model: every reachable state of 1-3 nodes with faults (at most 30 minutes and 6 GB; MODEL_ARGS=--help)
+	@$(PY) -m tests.model $(MODEL_ARGS)
 
 demo: $(STAMP)  ## three nodes and a spare on this machine, with faults
 	@$(PY) examples/demo.py
 
 bench: $(STAMP)  ## recovery beside stock torchrun: BENCH_ARGS="--repeats 5" (an hour; --quick: half of it)
 	@$(PY) -m benchmarks.recovery $(BENCH_ARGS)
+
+docs: $(STAMP)  ## draw the generated pages of docs/ anew from the tables in the code
+	@$(VENV)/bin/elastic-health exits --markdown > docs/EXIT_STATUS.md
+	@$(VENV)/bin/elastic-health decisions --markdown > docs/DECISIONS.md
+	@$(PY) -m elastic_health.rendezvous.table_os docs
 
 clean:  ## build leftovers, not .venv
 	@rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-out bench-out

@@ -65,10 +65,11 @@ def candidate_state(keys: RunKeys, candidate: Candidate, mod: int, lease: int, s
     return Txn((Compare(key, Target.MOD, mod),), (Put(key, stamp.value(candidate), lease),), (Get(key),))
 
 
-def member(fence: Fence, candidate: Candidate, created: int, lease: int, stamp: Stamp) -> Txn:
-    """`member`, before any worker is spawned: behind the fence, and only over the own live candidate."""
+def member(fence: Fence, candidate: Candidate, mod: int, lease: int, stamp: Stamp) -> Txn:
+    """`member`, before any worker is spawned: behind the fence, and only over the own candidate as `ready` left it at
+    revision `mod`: a late copy never lands on one that has become `ready` again while the generation has no verdict."""
     key = fence.keys.candidate(candidate.node, candidate.incarnation)
-    own = Compare(key, Target.CREATE, created)
+    own = Compare(key, Target.MOD, mod)
     return Txn((*fence.compares(), own), (Put(key, stamp.value(candidate), lease),), (Get(fence.keys.current), Get(key)))
 
 

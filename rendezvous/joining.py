@@ -146,7 +146,7 @@ def ready(d: Draft) -> None:
             stop_telling(d)
             d.set(generation=record.number, token=s.view.current_mod)
             candidate = d.candidate(CandidateState.MEMBER, record.number)
-            d.send(Purpose.MEMBER, fence.member(d.fence(), candidate, s.created, s.lease, d.stamp()))
+            d.send(Purpose.MEMBER, fence.member(d.fence(), candidate, s.candidate_mod, s.lease, d.stamp()))
         return
     broken = unusable(s.view, s.settings.keys, forming=True)
     if broken is not None:

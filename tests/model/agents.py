@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model.shape import BACK, GRACE, HOME, LEASE, LINK, OUTAGE, Config, Entry, Gen, Node, State, Txn, line, top
-from tests.model.store import WAIT, heard, with_node
+from tests.model.store import WAIT, heard, linked, with_node
 
 Move = tuple[tuple[object, ...], State]
 """((node, text, details …), the state after it)."""
@@ -48,12 +48,6 @@ def _alone(e: Entry) -> Entry | None:
     return None if e[0] == 2 else (0, e[1])
 
 
-def _linked(s: State, a: int, inc: int, g: int) -> bool:
-    """The end of a link at member (a, inc) of generation g is there still."""
-    d = s.nodes[a]
-    return d.inc == inc and d.life != "D" and (d.phase in HOME or (d.phase == "stopping" and d.work is not None)) and d.g == g
-
-
 def riding(c: Config, s: State, n: int) -> bool:
     """A store outage that a healthy group may train through."""
     d = s.nodes[n]
@@ -61,10 +55,7 @@ def riding(c: Config, s: State, n: int) -> bool:
         return False
     if "7 links" in c.off:
         return True
-    hub, *others = s.gens[d.g - 1].members
-    if n != hub[0]:
-        return d.link > 0 and _linked(s, hub[0], hub[1], d.g)
-    return all(_linked(s, m, i, d.g) and s.nodes[m].link > 0 for m, i in others)
+    return linked(s, n)
 
 
 def may_run(c: Config, s: State, n: int) -> bool:
@@ -301,9 +292,7 @@ def _at_work(c: Config, s: State, n: int, d: Node) -> Iterator[Move]:
 def _with_the_store(c: Config, s: State, n: int, d: Node) -> Iterator[Move]:
     g, asked = d.g, waits(s, n, "verdict")
     if d.phase == "starting":
-        i = s.gens[g - 1].plan
-        at = (s.ckpts[i].pos, s.ckpts[i].mask) if i >= 0 else (0, 0)
-        yield (n, f"spawns workers of {g}"), with_node(s, n, d._replace(phase="running", work=(g, *at, False)))
+        yield (n, f"spawns workers of {g}"), spawned(s, n)
     if asked:
         return
     if d.asked:
@@ -316,6 +305,13 @@ def _with_the_store(c: Config, s: State, n: int, d: Node) -> Iterator[Move]:
         bit = d.work[1] - 1
         target = next((i for i in line(s.ckpts, top(s, g)) if s.ckpts[i].state == "committed" and s.ckpts[i].pos <= bit), -1)
         yield (n, f"sends a rollback of {g} to {target}"), send(s, ("verdict", n, g, ("rollback", target, 1 << bit), ()))
+
+
+def spawned(s: State, n: int) -> State:
+    d = s.nodes[n]
+    i = s.gens[d.g - 1].plan
+    at = (s.ckpts[i].pos, s.ckpts[i].mask) if i >= 0 else (0, 0)
+    return with_node(s, n, d._replace(phase="running", work=(d.g, *at, False)))
 
 
 def _under_a_verdict(c: Config, s: State, n: int, d: Node, v: tuple[str, int, int]) -> Iterator[Move]:

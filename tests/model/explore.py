@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import time
 from array import array
 from collections.abc import Callable
@@ -63,9 +65,23 @@ class _Seen:
         return i
 
 
-def explore(c: Config, limit: int = 10**9, tell: Callable[[int, int, int], None] | None = None) -> Found:
-    """All states of `c`, or until an invariant breaks.   limit: states after which to give up (`whole` is then False).
-    tell: called now and then with (states, states done, depth)."""
+def explore(c: Config, tell: Callable[[int, int, int], None] | None = None, until: float = float("inf")) -> Found:
+    """All states of `c`, or until an invariant breaks.   tell: called now and then with (states, states done, depth).
+    until: monotonic second at which to give up (`whole` is then False)."""
+    collects = gc.isenabled()
+    gc.disable()  # millions of small tuples, and no rings among them
+    try:
+        return _explore(c, tell or _silent, until)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _silent(*_: int) -> None:
+    """Nobody wants to hear of progress."""
+
+
+def _explore(c: Config, tell: Callable[[int, int, int], None], until: float) -> Found:
     began = time.monotonic()
     seen, parent, depth = _Seen(), array("i", [-1]), array("H", [0])
     src, dst = array("i"), array("i")
@@ -79,8 +95,6 @@ def explore(c: Config, limit: int = 10**9, tell: Callable[[int, int, int], None]
         return Found(c, len(seen), moves, depth[-1], took, frozenset(ways), frozenset(struck), broken, history, whole)
 
     while k < len(seen):
-        if len(seen) > limit:
-            return found(whole=False)
         s = seen.state(k)
         if ended(c, s):
             dst.append(-1)
@@ -102,10 +116,13 @@ def explore(c: Config, limit: int = 10**9, tell: Callable[[int, int, int], None]
                 continue
             src.append(k)
             dst.append(j)
-            if new:
-                ways.update((a.phase, b.phase) for a, b in zip(s.nodes, t.nodes) if a.phase is not b.phase and a.life == b.life == "R")
+            for a, b in zip(s.nodes, t.nodes, strict=True):
+                if a.phase is not b.phase and a.life == b.life == "R":
+                    ways.add((a.phase, b.phase))
         k += 1
-        if tell is not None and not k % 2000:
+        if not k % 2000:
+            if time.monotonic() > until:
+                return found(whole=False)
             tell(len(seen), k, depth[k])
     stuck = _stuck(len(seen), src, dst)
     if stuck is not None:
@@ -118,6 +135,8 @@ def ended(c: Config, s: State) -> bool:
     if not s.gens:
         return all(d.phase == "left" for d in s.nodes)
     v = s.gens[-1].verdict
+    if c.brief and (s.cur == c.gens or (v is not None and v[0] == "finish")):
+        return True
     if v is not None and v[0] != "finish":
         return s.cur == c.gens or sum(d.phase != "left" for d in s.nodes) < c.least
     return all(d.phase == "left" for d in s.nodes)
@@ -125,12 +144,15 @@ def ended(c: Config, s: State) -> bool:
 
 def _stuck(n: int, src: array[int], dst: array[int]) -> int | None:
     """I6: the first state from which, without more faults, no end can be reached."""
-    order = sorted(range(len(src)), key=dst.__getitem__)
     first = array("i", [0]) * (n + 2)
     for b in dst:
         first[b + 2] += 1
     for i in range(1, n + 2):
         first[i] += first[i - 1]
+    order, at = array("i", [0]) * len(src), first[:]
+    for e, b in enumerate(dst):
+        order[at[b + 1]] = e
+        at[b + 1] += 1
     ok = bytearray(n)
     todo = [src[order[i]] for i in range(first[0], first[1])]
     for k in todo:
@@ -152,7 +174,7 @@ def _history(c: Config, seen: _Seen, parent: array[int], k: int) -> tuple[str, .
         chain.append(parent[chain[-1]])
     chain.reverse()
     lines = []
-    for a, b in zip(chain, chain[1:]):
+    for a, b in itertools.pairwise(chain):
         want = seen.state(b)
         label, fault, _ = next(x for x in successors(c, seen.state(a)) if x[2] == want)
         lines.append(say(label, fault))
@@ -160,5 +182,5 @@ def _history(c: Config, seen: _Seen, parent: array[int], k: int) -> tuple[str, .
 
 
 def say(label: tuple[object, ...], fault: bool) -> str:
-    n, text = label
-    return f"{'! ' if fault else '  '}{'' if n is None else 'ABC'[int(str(n))] + ': '}{text}"
+    n, *text = label
+    return f"{'! ' if fault else '  '}{'' if n is None else 'ABC'[int(str(n))] + ': '}{' '.join(map(str, text))}"

@@ -31,6 +31,8 @@ LEFT_OUT: Mapping[str, str] = {
     "checking": "the same candidate as `join` wrote, told again to a full group: no rule reads it twice",
     "store": "an address behind the fence; a member that waits for it waits as one that has not spawned yet",
     "publish": "a fenced put that nothing reads back; `commit` is behind the same fence",
+    "forget": "behind the same fence as `delete`, on records whose files are gone already",
+    "resume": "a person starts an ended run again, when no member is left: another run, which begins with a verdict",
     "leave": "taken together with leaving: it deletes an incarnation that is over",
 }
 """The product's other transactions, and why the model has none of their own."""
@@ -53,7 +55,6 @@ RULES: Mapping[str, str] = {
     "fence verdict": "a fenced write compares the absence of the verdict",
     "first writer": "a verdict is created, never overwritten",
     "late member": "`member` compares the candidate as `ready` left it",
-    "lease sent": "a lease counts from when its renewal was sent",
 }
 """What `Config.off` may leave out.  The numbers are those of docs/ARCHITECTURE.md."""
 
@@ -69,11 +70,10 @@ FAULTS = (
     "no answer",
     "worker exits",
     "asked to stop",
-    "lease ends early",
     "old verdict deleted",
 )
-SPECIAL = frozenset(("lease ends early", "old verdict deleted"))
-"""Not part of an ordinary exploration: the one needs a rule left out, the other a person who deletes keys."""
+SPECIAL = frozenset(("old verdict deleted",))
+"""Not part of an ordinary exploration: a person deletes keys."""
 
 
 class Broken(Exception):
@@ -157,7 +157,12 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Config:
-    """The size of what is explored.  `warm`: begin with all nodes ready.  `off`: rules that are left out."""
+    """The size of what is explored.
+
+    warm: begin with all nodes ready.   brief: end with the verdict "finished", or when generation `gens` has formed.
+    coarse: what an agent writes of its own candidate lands as soon as it is sent, unless a fault keeps it, and workers are
+    there as soon as `member` is.   off: rules that are left out.
+    """
 
     nodes: int = 1
     steps: int = 1
@@ -168,6 +173,8 @@ class Config:
     least: int = 1
     most: int = 2
     warm: bool = False
+    brief: bool = False
+    coarse: bool = False
     kinds: frozenset[str] = frozenset(FAULTS) - SPECIAL
     off: frozenset[str] = frozenset()
 

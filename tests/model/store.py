@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.model.shape import GRACE, LEASE, LINK, Broken, Ckpt, Config, Gen, Node, State, Txn, line
+from tests.model.shape import GRACE, HOME, LEASE, LINK, Broken, Ckpt, Config, Gen, Node, State, Txn, line
 
 
 def with_node(s: State, n: int, node: Node) -> State:
@@ -71,6 +71,8 @@ def _verdict(c: Config, s: State, t: Txn) -> tuple[State, bool]:
         raise Broken(f"I3: the verdict on generation {g} was {gen.verdict[0]} and becomes {v[0]}")
     s = s._replace(gens=(*s.gens[: g - 1], gen._replace(verdict=v), *s.gens[g:]))
     if v[0] == "rollback":
+        if v[1] >= 0 and s.ckpts[v[1]].state != "committed":
+            raise Broken(f"I7: a rollback to checkpoint {v[1]}, which is {s.ckpts[v[1]].state}")
         good = line(s.ckpts, v[1])
         s = s._replace(ckpts=tuple(k._replace(left=k.left or (k.gen <= g and i not in good)) for i, k in enumerate(s.ckpts)))
     return s._replace(nodes=tuple(_told_of(s, g, m, node, dead) for m, node in enumerate(s.nodes))), True
@@ -84,14 +86,34 @@ def _told_of(s: State, g: int, m: int, node: Node, dead: tuple[tuple[int, int], 
     if g == s.cur and node.cand is None and (m, node.inc) in s.gens[g - 1].members:
         if heard(s, m):
             return node._replace(gone=0)
-        if node.cut & 1:
-            return node._replace(excused=node.work is not None)
+        return node._replace(excused=node.excused or _beyond(s, m))
     return node
 
 
 def heard(s: State, m: int) -> bool:
     """Is there a way from somebody who has the store to the agent of `m`?"""
     return not s.nodes[m].cut & 2 and any(k != m and d.life == "R" and not d.cut for k, d in enumerate(s.nodes))
+
+
+def linked(s: State, n: int) -> bool:
+    """Are n's links up: rank 0's to all members, the others' to rank 0?"""
+    d = s.nodes[n]
+    hub, *others = s.gens[d.g - 1].members
+    if n != hub[0]:
+        return d.link > 0 and _end(s, hub[0], hub[1], d.g)
+    return all(_end(s, m, i, d.g) and s.nodes[m].link > 0 for m, i in others)
+
+
+def _end(s: State, a: int, inc: int, g: int) -> bool:
+    """The end of a link at member (a, inc) of generation g is there still."""
+    d = s.nodes[a]
+    return d.inc == inc and d.life != "D" and (d.phase in HOME or (d.phase == "stopping" and d.work is not None)) and d.g == g
+
+
+def _beyond(s: State, n: int) -> bool:
+    """It trains on without the store, rightly (its links are up), and nobody who has the store reaches it."""
+    d = s.nodes[n]
+    return d.life == "R" and d.phase == "running" and bool(d.cut & 1) and d.work is not None and not heard(s, n) and linked(s, n)
 
 
 def _form(c: Config, s: State, t: Txn) -> tuple[State, bool]:
@@ -132,8 +154,7 @@ def _overlap(s: State, g: int) -> None:
     """Rule 7: nothing of an older group runs any more when a new one forms, apart from what nobody can bound: a frozen
     node, one that has woken too late and ends its workers now, a group that trains on where nobody reaches it."""
     for m, d in enumerate(s.nodes):
-        far = d.life == "R" and d.cut & 1 and d.out and not heard(s, m)
-        if d.work is not None and d.life != "Z" and not d.excused and not far:
+        if d.work is not None and d.life != "Z" and not d.excused and not _beyond(s, m):
             how = {"R": "runs", "P": "is stopped", "D": "is dead"}[d.life]
             raise Broken(f"R7: generation {g} forms while workers of generation {d.work[0]} on {_name(m)}, whose agent {how}, still run")
 

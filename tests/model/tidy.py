@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 from tests.model.shape import HOME, LEASE, LINK, Config, Entry, Gen, Node, State
 
@@ -26,7 +27,7 @@ def tidy(c: Config, s: State) -> State:
 @functools.cache
 def _node(d: Node, asks: bool, member: bool, cur: int) -> Node:
     """Deadlines that nothing hangs on get their resting value."""
-    ch: dict[str, object] = {}
+    ch: dict[str, Any] = {}
     if d.phase not in HOME:
         ch["link"], ch["out"] = LINK, 0
     if d.life == "H" and d.g and d.link == 0:
@@ -113,4 +114,3 @@ def _renamed(t: tuple[object, ...], names: list[dict[int, int]]) -> tuple[object
     if at is not None:
         out[at] = tuple((m, names[m][i]) for m, i in t[at])  # type: ignore[attr-defined]
     return tuple(out)
-

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+<<<<<<< HEAD
 from tests.model.agents import Move, drop, moves, over, reaches, talks, urgent, verdict
+=======
+from tests.model.agents import Move, drop, moves, over, reaches, spawned, talks, urgent, verdict
+>>>>>>> h-model
 from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, Config, Node, State
 from tests.model.store import WAIT, land, with_node
 from tests.model.tidy import tidy
+
+OWN = frozenset(("join", "ready", "member", "reattach"))
+"""What an agent writes of its own candidate alone."""
 
 
 def successors(c: Config, s: State) -> list[tuple[tuple[object, ...], bool, State]]:
@@ -26,7 +33,7 @@ def _calm(c: Config, s: State) -> Iterator[Move]:
     for n, d in enumerate(s.nodes):
         yield from _recovery(c, s, n, d)
         if d.life == "R" and d.phase != "left":
-            yield from moves(c, s, n)
+            yield from (_at_once(c, m) for m in moves(c, s, n)) if c.coarse else moves(c, s, n)
             yield from _answers(s, n, d)
         elif d.life == "P" and d.work is not None and d.phase == "stopping" and "7 page" in c.off:
             yield (n, "its workers run on"), s
@@ -35,6 +42,16 @@ def _calm(c: Config, s: State) -> Iterator[Move]:
     later = tick(c, s)
     if later is not s:
         yield (None, "a tick passes"), later
+
+
+def _at_once(c: Config, move: Move) -> Move:
+    """With `Config.coarse`: what an agent writes of itself alone is answered as soon as it is sent."""
+    label, s = move
+    w, t = s.net[-1] if s.net else (0, ("",))
+    if w != 1 or t[0] not in OWN:
+        return move
+    after, done = land(c, s._replace(net=s.net[:-1]), t)
+    return label, _answered(c, after, t[1], t, done)
 
 
 # ---- the store answers, now or late
@@ -51,7 +68,7 @@ def _store(c: Config, s: State) -> Iterator[Move]:
             if done:
                 yield (n, f"a late {t[0]} lands"), after
         elif s.nodes[n].life == "R" and not s.nodes[n].cut & 1:
-            yield (n, f"{t[0]} is {'done' if done else 'refused'}"), _answered(after, n, t, done)
+            yield (n, f"{t[0]} is {'done' if done else 'refused'}"), _answered(c, after, n, t, done)
         else:
             yield (n, f"{t[0]} is {'done' if done else 'refused'}, unheard"), _again(c, after, t)
 
@@ -69,7 +86,7 @@ def _answers(s: State, n: int, d: Node) -> Iterator[Move]:
             yield (n, f"sends {t[0]} again"), s._replace(net=(*s.net[:k], (1, t), *s.net[k + 1 :]))
 
 
-def _answered(s: State, n: int, t: tuple[object, ...], done: bool) -> State:
+def _answered(c: Config, s: State, n: int, t: tuple[object, ...], done: bool) -> State:
     """What the answer tells its sender; refused with the own value there means that an earlier try has landed."""
     d = s.nodes[n]
     mine = d.cand == ({"join": "checking", "ready": "ready"}.get(str(t[0]), "member"), d.inc)
@@ -80,7 +97,8 @@ def _answered(s: State, n: int, t: tuple[object, ...], done: bool) -> State:
     if t[0] == "ready" and d.phase == "checking" and mine:
         return with_node(s, n, d._replace(phase="ready"))
     if t[0] == "member" and d.phase == "ready" and mine:
-        return with_node(s, n, d._replace(phase="starting", g=int(str(t[3])), last=int(str(t[3]))))
+        s = with_node(s, n, d._replace(phase="starting", g=int(str(t[3])), last=int(str(t[3]))))
+        return spawned(s, n) if c.coarse else s
     if t[0] == "reattach" and d.phase == "running" and mine:
         return with_node(s, n, d._replace(out=0, own=LEASE))
     return s
@@ -197,21 +215,32 @@ def faults(c: Config, s: State) -> Iterator[Move]:
     """Every fault that may strike here; the product's duty is to bear them, so each counts against `Config.faults`."""
     s = s._replace(faults=s.faults - 1)
     if s.up and "store outage" in c.kinds:
-        yield (None, "the store is out"), s._replace(up=False)
+        yield (None, "store outage"), s._replace(up=False)
     if "no answer" in c.kinds:
         for k, (w, t) in enumerate(s.net):
             if w == 1:
                 lost = s._replace(net=(*s.net[:k], (0, t), *s.net[k + 1 :]))
-                yield (t[1], f"gets no answer to {t[0]}"), _again(c, lost, t)
+                yield (t[1], "no answer", f"to {t[0]}"), _again(c, lost, t)
+        if c.coarse:
+            yield from _unanswered(c, s)
     if "old verdict deleted" in c.kinds:
         for g in range(1, s.cur):
             if s.gens[g - 1].verdict is not None:
                 gen = s.gens[g - 1]._replace(verdict=None)
-                yield (None, f"somebody deletes the verdict on {g}"), s._replace(gens=(*s.gens[: g - 1], gen, *s.gens[g:]))
+                yield (None, "old verdict deleted", f"(on {g})"), s._replace(gens=(*s.gens[: g - 1], gen, *s.gens[g:]))
     for n, d in enumerate(s.nodes):
         for kind, t in _strikes(s, n, d):
             if kind in c.kinds:
                 yield (n, kind), t
+
+
+def _unanswered(c: Config, s: State) -> Iterator[Move]:
+    for n, d in enumerate(s.nodes):
+        if d.life == "R":
+            for _, after in moves(c, s, n):
+                if after.net is not s.net and after.net and after.net[-1][0] == 1 and after.net[-1][1][0] in OWN:
+                    t = after.net[-1][1]
+                    yield (n, "no answer", f"to {t[0]}, sent now"), _again(c, after._replace(net=(*after.net[:-1], (0, t))), t)
 
 
 def _strikes(s: State, n: int, d: Node) -> Iterator[tuple[str, State]]:
@@ -232,11 +261,9 @@ def _strikes(s: State, n: int, d: Node) -> Iterator[tuple[str, State]]:
         yield "worker exits", with_node(s, n, d._replace(work=None))
     if not d.asked and not over(s):
         yield "asked to stop", with_node(s, n, d._replace(asked=True))
-    if d.cand is not None:
-        yield "lease ends early", with_node(s, n, d._replace(cand=None, store=0))
 
 
 def _dead(d: Node, life: str) -> Node:
     """A dead agent's links end at once, a lost host's are silent."""
-    keep = {"phase": d.phase, "g": d.g} if life == "H" and d.phase in HOME else {"phase": "joining", "g": 0}
-    return d._replace(life=life, page=0, out=0, own=LEASE, asked=False, **keep)
+    phase, g = (d.phase, d.g) if life == "H" and d.phase in HOME else ("joining", 0)
+    return d._replace(life=life, phase=phase, g=g, page=0, out=0, own=LEASE, asked=False)

@@ -59,8 +59,8 @@ class Desk:
 
 
 def _member(d: Desk) -> Txn:
-    created = d.view().candidates["a", "x-0"].create_revision
-    return fence.member(d.fence, entry("a", state=CandidateState.MEMBER).candidate, created, d.lease, STAMP)
+    mod = d.view().candidates["a", "x-0"].mod_revision
+    return fence.member(d.fence, entry("a", state=CandidateState.MEMBER).candidate, mod, d.lease, STAMP)
 
 
 FENCED: dict[str, Callable[[Desk], Txn]] = {
@@ -85,7 +85,7 @@ def test_what_belongs_to_a_generation_ends_with_it(what: str, then: str, lands: 
 
 
 @pytest.mark.spec("R10")
-@pytest.mark.parametrize("what", ["commit", "deleting", "store", "reattach"])
+@pytest.mark.parametrize("what", ["commit", "deleting", "member", "store", "reattach"])
 def test_landing_twice_changes_nothing_more(what: str) -> None:
     d = Desk()
     txn = FENCED[what](d)

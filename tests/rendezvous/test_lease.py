@@ -196,6 +196,39 @@ def test_an_unanswered_verdict_and_commit_come_out_once(landed: bool) -> None:
     assert (g.current().number, g.current().plan.position) == (2, 5)
 
 
+@pytest.mark.spec("R1", "R10")
+def test_a_late_copy_of_member_never_lands_on_a_ready_candidate() -> None:
+    """Found by the protocol model: two copies of `member` under way, one lands late, while the generation has no verdict
+    yet.  The agent waits as ready and its candidate says `member`: it would never form again."""
+    g = Group(1, 1)
+    a = Agent(g, "a")
+    a.withheld.add(Purpose.MEMBER)
+    g.agents.append(a)
+    g.run()
+    sent = a.state.under_way(Purpose.MEMBER)
+    assert sent is not None
+    a.withheld.clear()
+    a.feed(ev.TxnFailed(sent.id, ambiguous=True))
+    g.wait(1.0)
+    assert a.phase is Phase.RUNNING
+    a.withheld |= {ev.StopWorkers, Purpose.VERDICT}
+    g.store_down()
+    g.wait(10.0)
+    a.judge(Cause.WORKER_EXIT)
+    assert a.phase is Phase.STOPPING
+    g.store_back()
+    g.wait(2.0)
+    a.feed(ev.WorkersReaped(1))
+    assert (a.phase, g.verdict(1)) == (Phase.READY, None)
+    assert not g.store.apply(sent.txn).succeeded
+    a.withheld.clear()
+    asked = a.state.under_way(Purpose.VERDICT)
+    assert asked is not None
+    a.feed(ev.TxnFailed(asked.id, ambiguous=True))
+    g.wait(10.0)
+    assert (g.current().number, a.phase) == (2, Phase.RUNNING)
+
+
 @pytest.mark.spec("R3")
 def test_a_commit_that_the_store_refuses_is_answered_and_said() -> None:
     g = Group(1, 1)

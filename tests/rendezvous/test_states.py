@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_health.generations import RunSpec
-from elastic_health.rendezvous import membership, state, table, turns
+from elastic_health.rendezvous import membership, state, table, table_os, turns
 from elastic_health.rendezvous.events import Clock, Event
 from elastic_health.rendezvous.membership import BrokenInvariant, check, start
 from elastic_health.rendezvous.state import WAYS, Me, Phase, Settings, State, Workers
@@ -81,7 +81,29 @@ def test_no_phase_is_entered_beside_the_draft() -> None:
 
 def test_the_page_shows_the_table() -> None:
     page = (ROOT / "docs" / "STATES.md").read_text()
-    assert page == table.drawing(), "run: python -m elastic_health.rendezvous.table_os > docs/STATES.md"
+    assert page == table.drawing(), "run: make docs"
     for phase, ways in state.WAYS.items():
         for other in ways:
             assert f"    {phase.value} --> {other.value}\n" in page
+
+
+def test_the_architecture_shows_every_phase_and_every_way_out_of_it() -> None:
+    page = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+    assert page == table.redrawn(page), "run: make docs"
+    for phase, ways in state.WAYS.items():
+        for other, why in ways.items():
+            assert f"    {phase.value} --> {other.value}\n" in page
+            assert f"| {phase.value} | {other.value} | {why} |\n" in page
+
+
+def test_pages_are_drawn_anew_and_a_page_without_a_place_for_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "ARCHITECTURE.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
+    assert table_os.main(tmp_path) == 0
+    assert page.read_text() == f"before\n{table.BEGIN}\n{table.figure()}\n\n{table.ways()}\n{table.END}\nafter\n"
+    assert (tmp_path / "STATES.md").read_text() == table.drawing()
+    assert table_os.main(tmp_path) == 0
+    assert capsys.readouterr().out.endswith("pages that changed: none\n")
+    page.write_text("nothing to draw into\n")
+    with pytest.raises(ValueError, match="put them back"):
+        table_os.main(tmp_path)
