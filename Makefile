@@ -9,6 +9,7 @@ PYTHON ?= python3
 TORCH_SPEC ?= torch==2.13.0
 VENV ?= .venv
 SEEDS ?= 10000
+MINUTES ?= 5
 SEED0 ?= 0
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -20,7 +21,7 @@ EXTRAS := dev$(if $(shell sh -c 'command -v etcd'),,$(comma)local)
 # A new key (another torch, etcd gone or come) makes the environment again; so does an edit of setup.cfg.
 STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH_SPEC) $(EXTRAS)' | cksum | cut -d' ' -f1)
 
-.PHONY: help venv test test-full lint sim demo bench clean
+.PHONY: help venv test test-full outage deaths lint sim demo bench clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 22
 
@@ -54,6 +55,12 @@ lint: $(STAMP)  ## ruff and mypy --strict
 
 sim: $(STAMP)  ## simulator: SEEDS=10000 SEED0=0
 	@$(PY) -m tests.simulator --seeds $(SEEDS) --seed0 $(SEED0)
+
+outage: $(STAMP)  ## a real run rides through store outages: MINUTES=5 each (then 15 minutes in all)
+	@$(PY) -m tests.outage --minutes $(MINUTES)
+
+deaths: $(STAMP)  ## killed, stopped and silent agents and hosts, each timed (5 minutes; needs root for namespaces)
+	@$(PY) -m tests.death
 
 demo: $(STAMP)  ## three nodes and a spare on this machine, with faults
 	@$(PY) examples/demo.py
