@@ -9,6 +9,7 @@ PYTHON ?= python3
 TORCH_SPEC ?= torch==2.13.0
 VENV ?= .venv
 SEEDS ?= 10000
+MINUTES ?= 5
 SEED0 ?= 0
 STRIDE ?= 1
 PYTEST_ARGS ?=
@@ -22,7 +23,7 @@ EXTRAS := dev$(if $(shell sh -c 'command -v etcd'),,$(comma)local)
 # A new key (another torch, etcd gone or come) makes the environment again; so does an edit of setup.cfg.
 STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH_SPEC) $(EXTRAS)' | cksum | cut -d' ' -f1)
 
-.PHONY: help venv test test-full lint sim sweep mutants model demo bench docs clean
+.PHONY: help venv test test-full lint sim sweep mutants model outage deaths demo bench docs clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 22
 
@@ -62,8 +63,15 @@ sweep: $(STAMP)  ## simulator: every fault at every boundary (20 minutes on 2 id
 
 mutants: $(STAMP)  ## each planted bug passes the unit tests and fails the simulator (20 minutes on 2 idle cores)
 	@$(PY) -m tests.simulator.mutation
+
 model: $(STAMP)  ## protocol model: every reachable state of 1-3 nodes with faults (at most 30 minutes and 6 GB; MODEL_ARGS=--help)
 	@$(PY) -m tests.model $(MODEL_ARGS)
+
+outage: $(STAMP)  ## a real run rides through store outages: MINUTES=5 each (then 15 minutes in all)
+	@$(PY) -m tests.outage --minutes $(MINUTES)
+
+deaths: $(STAMP)  ## killed, stopped and silent agents and hosts, each timed (5 minutes; needs root for namespaces)
+	@$(PY) -m tests.death
 
 demo: $(STAMP)  ## three nodes and a spare on this machine, with faults
 	@$(PY) examples/demo.py

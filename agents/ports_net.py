@@ -11,7 +11,7 @@ from collections.abc import Callable
 from elastic_health.agents.addresses_net import advertised_host, both_names, wait_for_name
 from elastic_health.agents.link_types import DialFailed, Down, LinkEvent, LinkHello, LinkTiming, Message, Peer, Up
 from elastic_health.agents.links_net import LinkListener
-from elastic_health.agents.prober_net import ProbeResult, start_probe
+from elastic_health.agents.prober_net import ProbeOutcome, ProbeResult, start_probe
 from elastic_health.errors import LinkError
 from elastic_health.messages import LinkMessage
 from elastic_health.rendezvous import events as ev
@@ -72,7 +72,7 @@ class AgentLinks:
 
     def probe(self, who: Who, address: str) -> None:
         def done(result: ProbeResult) -> None:
-            self._post(ev.Probed(who, result.proves_dead(*who)))
+            self._post(ev.Probed(who, result.proves_dead(*who), result.outcome is ProbeOutcome.ACCEPTED))
 
         start_probe(self._links, address, PROBE_S, done)
 

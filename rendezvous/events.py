@@ -136,10 +136,12 @@ class PeerSaid:
 
 @dataclass(frozen=True)
 class Probed:
-    """Answer to `Probe`: `dead`: the connection was refused, or another incarnation answers there."""
+    """What became of `Probe`.  `dead`: the connection was refused, or another incarnation answers there.  `answers`: the agent
+    itself answered; false when nothing came back (a silent host, a stopped process), which proves nothing."""
 
     who: Who
     dead: bool
+    answers: bool = True
 
 
 @dataclass(frozen=True)

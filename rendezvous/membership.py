@@ -243,7 +243,7 @@ def _peer_said(d: Draft, e: ev.PeerSaid) -> None:
 
 
 def _probed(d: Draft, e: ev.Probed) -> None:
-    _peer(d, e.who, dead=e.dead or d.s.peers.get(e.who, Peer()).dead, answers=not e.dead)
+    _peer(d, e.who, dead=e.dead or d.s.peers.get(e.who, Peer()).dead, answers=e.answers and not e.dead)
 
 
 def _commit_asked(d: Draft, e: ev.CommitAsked) -> None:

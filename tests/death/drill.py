@@ -29,6 +29,8 @@ WRITTEN_OFF_S = B.lease_s + B.link_timeout_s + B.kill_grace_s
 """Who vanished without proof is written off so long after its last renewal."""
 AT_ONCE_S = 2.0
 """A proven death: a refused connection."""
+CUT_END_S = B.link_timeout_s + B.kill_grace_s
+"""A silent link is broken after the one, and the workers end within the other."""
 ROOM_S = 6.0
 """What a busy machine may add to each."""
 
@@ -145,6 +147,38 @@ def _cpu_s(pid: int) -> float:
     return float(times.user + times.system)
 
 
+def cut_in_an_outage(r: Result, w: Watched, net: Hosts, victim: str) -> int:
+    """The store is out and a cable is pulled: the silent link ends riding through, on both sides.
+
+    Returns:
+        The number of the generation that ended so.
+    """
+    number, pids = newest(w, 3)
+    commits = len(w.commits())
+    net.freeze_etcd()
+    time.sleep(B.lease_s + 3.0)  # all leases are over, and the group rides
+    steps = len(w.steps(victim, pids[victim]))
+    net.pull(victim)
+    struck = time.time()
+    left = gone(list(pids.values()), CUT_END_S + ROOM_S + 20)
+    ended_s = time.time() - struck
+    last = max(s.at for n in NODES for s in w.steps(n, pids[n]))
+    net.plug(victim)
+    net.thaw_etcd()
+    back = time.time()
+    again = w.run.wait_group(2, after=number, ev="trains", within_s=120)
+    own = [c for c in w.commits() if c["generation"] == number]
+    r.figures |= {
+        "cut in an outage: all workers ended s": ended_s,
+        "cut in an outage: trains again after the store s": again[0]["t"] - back,
+    }
+    r.need(steps > 0 and not left, f"cut in an outage: workers {left} live on")
+    r.need(ended_s < CUT_END_S + ROOM_S, f"cut in an outage: workers ended after {ended_s:.1f} s, bound {CUT_END_S:g} s")
+    r.need(last < back, "cut in an outage: an old worker stepped after the store was back")
+    r.need(len(own) <= commits + 1, "cut in an outage: the ended generation committed afterwards")
+    return number
+
+
 def deaths(folder: Path) -> Result:
     """All of it, one after the other, on one group."""
     r = Result("deaths")
@@ -173,5 +207,8 @@ def deaths(folder: Path) -> Result:
         last = lose(r, w, "silent rank-0 host", lead, lambda: net.pull(lead), WRITTEN_OFF_S, OWN_END_S)
         net.plug(lead)
         take_back(r, w, "silent rank-0 host", last)
+
+        last = cut_in_an_outage(r, w, net, c)
+        take_back(r, w, "cut in an outage", last)
         w.end()
     return r

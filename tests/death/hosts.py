@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -94,6 +95,14 @@ class Hosts:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0 or not check, done.stderr
         return done.stdout
+
+    def freeze_etcd(self) -> None:
+        assert self._etcd is not None
+        os.kill(self._etcd.pid, signal.SIGSTOP)
+
+    def thaw_etcd(self) -> None:
+        assert self._etcd is not None
+        os.kill(self._etcd.pid, signal.SIGCONT)
 
     def close(self) -> None:
         if self._etcd is not None:

@@ -155,37 +155,44 @@ def broken(folder: Path, members: int = 1, outage_s: float = 8.0) -> Result:
 
 
 # ---- one of three members
-def members(folder: Path, window_s: float = 8.0) -> Result:
-    """Leader moved, leader killed, started again, a follower killed: steps of each window beside those of a calm one."""
+def members(folder: Path, window_s: float = 5.0) -> Result:
+    """Leader moved, leader killed, a follower killed: the steps of each window beside those of the calm ones around it."""
     r = Result("one of three members")
     with watched(folder, 3, every=20) as (w, etcd):
         w.wait_steps("a", 60)
-        windows: dict[str, list[float]] = {}
-        victims = []
+        killed: list[Etcd] = []
 
-        def watch(name: str) -> None:
+        def move() -> None:
+            leader = etcd.leader()
+            other = next(m for m in etcd.members if m is not leader)
+            etcd.ctl("move-leader", _member_id(etcd, other), endpoints=[leader.endpoint])
+
+        def kill(leads: bool) -> None:
+            leader = etcd.leader()
+            killed.append(leader if leads else next(m for m in etcd.members if m is not leader))
+            killed[-1].kill()
+
+        calm = _window(w, window_s)
+        faults = {"leader moved": move, "leader killed": lambda: kill(True), "follower killed": lambda: kill(False)}
+        for name, strike in faults.items():
             start = time.time()
+            strike()
             wait_until(start + window_s)
-            windows[name] = w.gaps("a", start, time.time())
-
-        watch("calm")
-        leader = etcd.leader()
-        other = next(m for m in etcd.members if m is not leader)
-        etcd.ctl("move-leader", _member_id(etcd, other), endpoints=[leader.endpoint])
-        watch("leader moved")
-        victims.append(etcd.leader())
-        victims[0].kill()
-        watch("leader killed")
-        victims[0].start()
-        victims[0].wait_healthy()
-        watch("leader back")
-        now_leads = etcd.leader()
-        next(m for m in etcd.members if m is not now_leads).kill()
-        watch("follower killed")
-        _judge_members(r, windows)
+            gaps = w.gaps("a", start, time.time())
+            while killed:
+                killed[-1].start()
+                killed.pop().wait_healthy()
+            before, calm = calm, _window(w, window_s)
+            _judge_window(r, name, gaps, before, calm)
         r.need(len(w.run.events("boot")) == len(NODES), "workers started again")
         w.end()
     return r
+
+
+def _window(w: Watched, window_s: float) -> list[float]:
+    start = time.time()
+    wait_until(start + window_s)
+    return w.gaps("a", start, time.time())
 
 
 def _member_id(etcd: EtcdCluster, member: Etcd) -> str:
@@ -193,15 +200,11 @@ def _member_id(etcd: EtcdCluster, member: Etcd) -> str:
     return next(line.split(",")[0] for line in lines if line.split(", ")[2] == member.name)
 
 
-def _judge_members(r: Result, windows: dict[str, list[float]]) -> None:
-    """Medians as ratios to the calm window's; the longest step is bounded by a commit's patience."""
-    calm = windows["calm"]
-    r.figures |= {"calm p50": quantile(calm, 0.5), "calm p95": quantile(calm, 0.95), "calm longest": max(calm)}
-    for name, gaps in windows.items():
-        if name == "calm":
-            continue
-        p50, p95 = (quantile(gaps, q) / quantile(calm, q) for q in (0.5, 0.95))
-        longest = max(gaps, default=99.0)
-        r.figures |= {f"{name}: steps": len(gaps), f"{name}: p50 ×": p50, f"{name}: p95 ×": p95, f"{name}: longest": longest}
-        r.need(p50 < P50_RATIO, f"{name}: the median step took {p50:.2f} × as long")
-        r.need(longest < max(calm) + LONGER_S, f"{name}: a step of {longest:.2f} s, calm {max(calm):.2f} s")
+def _judge_window(r: Result, name: str, gaps: list[float], before: list[float], after: list[float]) -> None:
+    """Quantiles as ratios to those of the slower calm window beside it; the longest step is bounded by a commit's patience."""
+    longest, calm_longest = max(gaps, default=99.0), max((*before, *after))
+    p50, p95 = (quantile(gaps, q) / max(quantile(before, q), quantile(after, q)) for q in (0.5, 0.95))
+    figures = {"steps": len(gaps), "p50 ×": p50, "p95 ×": p95, "longest s": longest, "longest calm s": calm_longest}
+    r.figures |= {f"{name}: {k}": v for k, v in figures.items()}
+    r.need(p50 < P50_RATIO, f"{name}: the median step took {p50:.2f} × as long")
+    r.need(longest < calm_longest + LONGER_S, f"{name}: a step of {longest:.2f} s, calm {calm_longest:.2f} s")

@@ -186,6 +186,23 @@ def test_nobody_is_given_up_who_comes_back_from_an_outage_later_than_others() ->
     assert entry.candidate.state is CandidateState.MEMBER
 
 
+def test_a_silent_host_is_not_taken_for_one_that_answers() -> None:
+    """Nobody who can't be reached will hear of the verdict: its time counts from the end of its lease, not from the verdict."""
+    g = Group(1, 2)
+    a, b = g.add("a"), g.add("b")
+    bounds = g.policies.membership.bounds
+    a.withheld.add(ev.Probe)
+    b.alive = False  # its host is gone: no reset, no refusal
+    began = g.clock.now
+    a.feed(ev.LinkDown(b.state.who, "timeout"))
+    a.feed(ev.Probed(b.state.who, dead=False))  # once it still answered
+    while a.state.view.current == 1:
+        a.feed(ev.Probed(b.state.who, dead=False, answers=False))
+        g.wait(0.25)
+        assert g.clock.now < began + 30
+    assert g.clock.now - began <= bounds.lease_s + bounds.link_timeout_s + bounds.kill_grace_s + 1.0
+
+
 def test_who_does_not_come_back_from_an_outage_is_given_up() -> None:
     g, a, b = pair()
     g.store_down()
