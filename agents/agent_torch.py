@@ -102,7 +102,7 @@ class HealthyAgent(LocalElasticAgent):
         self._hands = None
         if hasattr(hands, "loop") and hands.loop.state.left is None:
             log.warning("leaving the run at once: %s", death_sig.name)
-            hands.hurry()
+            hands.leave.hurry()
             hands.loop.post(ev.StopAsked(f"signal {death_sig.name}"))
             hands.loop.run(lambda state: state.left is not None, time.monotonic() + max(_LEAVE_S, float(timeout)))
             hands.loop.run(lambda state: not state.sent, time.monotonic() + 1.0)
@@ -124,8 +124,8 @@ class HealthyAgent(LocalElasticAgent):
 
         def stop(number: int, _: Any) -> None:
             hands = self._hands
-            if number == signal.SIGTERM and hands is not None and hasattr(hands, "loop") and not hands.draining:
-                hands.asked_to_drain("SIGTERM")
+            if number == signal.SIGTERM and hands is not None and hasattr(hands, "loop") and not hands.leave.asked:
+                hands.leave.ask("SIGTERM")
                 return
             raise SignalException(f"Process {os.getpid()} got signal: {number}", sigval=signal.Signals(number))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from elastic_health.agents.desk_os import Desk
 from elastic_health.agents.files_os import KeptFiles
 from elastic_health.agents.guardian_proc import Guardian
 from elastic_health.agents.incidents import from_exit
+from elastic_health.agents.leave_os import Leave
 from elastic_health.agents.lookout_os import Lookout
 from elastic_health.agents.observe_os import Observer
 from elastic_health.agents.room_os import Room, prune_evidence
@@ -88,8 +88,7 @@ class AgentHands:
         self._ids = 0
         self._warned_of_restarts = False
         self._told: dict[str, Incident] = {}
-        self.draining = False
-        self._passed = -1
+        self.leave = Leave(crew, policies, lambda event: self.loop.post(event), self._calls.put)
         self.last_result: Any = None
         self._session = session
         self._files = KeptFiles()
@@ -180,7 +179,7 @@ class AgentHands:
             if self._collecting is not None:
                 self._collecting.join(limit)
             self._collect(verdict.incident or f"generation-{generation}", limit, facts)
-        report = self._end_crew(finished, self._patience(until))
+        report = self._end_crew(finished, self.leave.patience(until))
         stuck = "" if report is None or report.clean else "; ".join(str(p) for p in report.leftovers)
 
         def clear() -> None:
@@ -193,18 +192,12 @@ class AgentHands:
         self._calls.put(clear)
         self.loop.post(ev.Tick())
 
-    def _patience(self, until: float) -> TeardownPolicy:
-        """Workers that were passed the signal to leave may take what is left of the time that was given."""
-        policy = self._policies.teardown
-        return dataclasses.replace(policy, grace_s=max(policy.grace_s, until - time.monotonic()))
-
     def _end_crew(self, finished: bool, policy: TeardownPolicy) -> TeardownReport | None:
         """Again until it can be looked at what is left: without a free descriptor nothing can be said to be gone."""
         kill_s = self._policies.membership.bounds.kill_grace_s
-        first = 0 if self._passed >= 0 else int(signal.SIGTERM)
         while True:
             try:
-                return self.crew.end(policy, finished=finished, kill_s=kill_s, signal=first, holding=self._desk.busy)
+                return self.crew.end(policy, finished=finished, kill_s=kill_s, signal=self.leave.first_signal, holding=self._desk.busy)
             except OSError as e:
                 if not self._files.full(e):
                     raise
@@ -234,33 +227,14 @@ class AgentHands:
             log.warning("incident %s is only in its files: %s", id, e)
 
     # ---- Hands: leaving on purpose
-    def asked_to_drain(self, reason: str) -> None:
-        """From a signal handler, in the middle of anything: only note it."""
-        self.draining = True
-        self._calls.put(lambda: self._drain(reason))
-        self.loop.post(ev.Tick())
-
-    def _drain(self, reason: str) -> None:
-        saves, step = self.crew.saves()
-        wait_s = self._policies.drain.deadline_s
-        log.warning("%s: this node leaves within %g s (drain.deadline_s); once more, or SIGINT: at once", reason, wait_s)
-        self.loop.post(ev.DrainAsked(reason, time.monotonic() + wait_s, saves, step))
-
     def wish_checkpoint(self, generation: int) -> None:
         log.info("generation %d: asking all ranks for a checkpoint", generation)
         self.crew.wish_checkpoint()
         self._ordered_at = 0.0
 
     def pass_signal(self, generation: int) -> None:
-        log.info("generation %d: this script saves no checkpoint on request; its workers here get SIGTERM", generation)
         assert self._record is not None
-        self._passed = self._record.number
-        self.crew.signal(signal.SIGTERM)
-
-    def hurry(self) -> None:
-        """A second signal: workers that still use the time they were given end now."""
-        if self._passed >= 0:
-            self.crew.signal(signal.SIGKILL)
+        self.leave.pass_signal(self._record.number)
 
     # ---- what the agent sees
     def _incident(self, cause: Cause, signature: str, reason: str) -> Incident:
@@ -276,7 +250,7 @@ class AgentHands:
         record, processes = self._record, self.crew.processes
         if record is None or processes is None or self._running_since is None:
             return
-        if self._passed == record.number:
+        if self.leave.passed == record.number:
             self.loop.post(ev.WorkersLeft(record.number, not processes.alive()))
             return
         if exit.code == 0:

@@ -106,9 +106,10 @@ def _facts(s: State, wall: float) -> MembershipFacts:
 
 
 def _staying(s: State, wall: float) -> int:
-    """How many fit nodes are left when this one has gone: members and spares."""
+    """How many fit nodes, members and spares, are left when those that leave have gone."""
     fit = (CandidateState.READY, CandidateState.MEMBER)
-    here = (e for e in s.view.candidates.values() if e.candidate.state in fit and not e.candidate.leaving and e.who != s.who)
+    gone = s.leaving | ({s.who} if s.stopping is not None or s.drain is not None else set())
+    here = (e for e in s.view.candidates.values() if e.candidate.state in fit and not e.candidate.leaving and e.who not in gone)
     return sum(s.view.barred(e.candidate.node, wall) is None for e in here)
 
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-<<<<<<< HEAD
-from tests.model.agents import Move, drop, moves, over, reaches, talks, urgent, verdict
-=======
 from tests.model.agents import Move, drop, moves, over, reaches, spawned, talks, urgent, verdict
->>>>>>> h-model
 from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, Config, Node, State
 from tests.model.store import WAIT, land, with_node
 from tests.model.tidy import tidy

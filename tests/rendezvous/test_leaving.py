@@ -190,3 +190,25 @@ def test_a_lost_answer_to_its_last_words_changes_nothing() -> None:
     g.agents[0].commit(1, 8)
     g.wait(0.5)
     assert b.left == ExitStatus.STOPPED and g.members() == ["a"]
+
+
+@pytest.mark.parametrize(("least", "goes_on"), [(1, True), (2, False)])
+def test_a_drained_node_that_is_killed_first_is_judged_as_drained_by_those_who_stay(least: int, goes_on: bool) -> None:
+    g = running(least, 2, "a", "b")
+    a, b = g.agents
+    drain(b)
+    b.kill()
+    g.wait(30.0)
+    verdict = g.verdict(1)
+    assert verdict is not None and (verdict.cause, verdict.nodes) == (Cause.DRAIN, ("b",))
+    assert verdict.kind is (VerdictKind.SCALE if goes_on else VerdictKind.STOP)
+    assert a.left == (None if goes_on else ExitStatus.STOPPED) and g.current().restarts == 0
+    assert g.members() == (["a"] if goes_on else ["a", "b"])
+
+
+def test_what_befalls_others_meanwhile_is_a_fault_as_ever() -> None:
+    g = running(1, 3, "a", "b", "c")
+    drain(g.agents[1])
+    g.agents[2].judge(Cause.WORKER_KILLED, "SIGKILL", nodes=("c",))
+    g.wait(1.0)
+    assert g.current().restarts == 1 and g.members() == ["a", "c"] and g.agents[1].left == ExitStatus.STOPPED

@@ -78,7 +78,7 @@ def test_by_default_a_group_grows_at_a_checkpoint_and_no_step_is_done_twice(run:
     about: dict[str, Any] = {
         "nnodes": "1:9",
         "script": program("saver"),
-        "config": PLENTY + "membership: {gather_s: 3}\n",
+        "config": PLENTY + "membership: {gather_s: 3}\nliveness: {stall_after_s: 120, busy_after_s: 120}\n",
         "env": {"EVERY": "100"},
     }
     agents = [run.start("a", **about)]
