@@ -27,7 +27,7 @@ from elastic_health.rendezvous.fence import Stamp
 from elastic_health.rendezvous.handler_torch import HealthyHandler, LinkFactory, Place
 from elastic_health.rendezvous.keys import RunKeys, check_segment
 from elastic_health.rendezvous.private_etcd import PrivateEtcd
-from elastic_health.rendezvous.rights import explained
+from elastic_health.rendezvous.rights_etcd import check_rights
 from elastic_health.rendezvous.secret_etcd import ensure_secret
 from elastic_health.rendezvous.session_etcd import EtcdSession
 from elastic_health.rendezvous.store import NameUnknown, NotEtcd, Store, StoreRefused, StoreUnavailable
@@ -87,7 +87,8 @@ def _place(params: RendezvousParameters, links: LinkFactory) -> Place:
         store = _connect(launch, endpoints, environ)
         keys = RunKeys(run, launch.prefix)
         stamp = Stamp(datetime.fromtimestamp(time.time(), timezone.utc).isoformat(timespec="milliseconds"), launch.node)
-        secret = _secret(store, keys, stamp, launch.policies.membership.join_timeout_s)
+        check_rights(store, keys)
+        secret = ensure_secret(store, keys, stamp, launch.policies.membership.join_timeout_s)
     except BaseException:
         close()
         raise
@@ -161,10 +162,3 @@ def _connect(launch: Launch, endpoints: str, environ: Mapping[str, str]) -> Stor
             if not told:
                 log.warning("%s; asking again for up to %g s (membership.join_timeout_s)", e, patience_s)
             told = True
-
-
-def _secret(store: Store, keys: RunKeys, stamp: Stamp, patience_s: float) -> bytes:
-    try:
-        return ensure_secret(store, keys, stamp, patience_s)
-    except StoreRefused as e:
-        raise explained(e, keys) from e

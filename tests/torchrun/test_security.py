@@ -144,7 +144,8 @@ def test_a_run_as_the_documented_user_loses_a_worker_and_finishes_and_no_secret_
     b = run.start("b", nnodes="2", script=program("gloo"), flags=logs, config=config, env={**debug, **secret_env})
     first = run.wait_group(2, ev="step", within_s=90)
 
-    secret = re.findall(r'"secret": "([0-9a-f]{64})"', secured.etcdctl(f"etcdctl get /elastic-health/runs/{run.run_id}/secret"))[0]
+    secret = json.loads(secured.etcdctl(f"etcdctl get --print-value-only /elastic-health/runs/{run.run_id}/secret"))["secret"]
+    assert len(secret) == 64
     secrets = (PASSWORD, WRONG, secret)
     run.wait(lambda: len(b.tree()) >= 2, "b's worker and guardian")
     time.sleep(2 * TOKEN_TTL_S + 0.5)  # etcd's own clock: every token that is not in use has ended
