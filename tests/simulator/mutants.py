@@ -225,4 +225,26 @@ MUTANTS: Mapping[str, Mutant] = {
         "DELIBERATE = frozenset({Cause.SCALE_UP, Cause.DRAIN, Cause.REQUESTED})",
         "DELIBERATE = frozenset({Cause.SCALE_UP, Cause.DRAIN, Cause.REQUESTED, Cause.CHECKPOINT_UNUSABLE})",
     ),
+    # ---- leaving on purpose
+    "leaves_without_a_word": Mutant(
+        "a node that leaves has closed its links, which tells the others enough",
+        "rendezvous/leaving.py",
+        "        judge(d, incident(d, Cause.DRAIN, text, nodes=(own, *others)))\n    return d.s.under_way(Purpose.VERDICT) is not None",
+        "        d.say('leaves', text)\n    return True",
+        seen=True,
+    ),
+    "drain_without_deadline": Mutant(
+        "a node that leaves waits for its checkpoint, however long",
+        "rendezvous/leaving.py",
+        "    return Over.DEADLINE if now >= drain.until else None",
+        "    return None",
+        seen=True,
+    ),
+    "stop_binds_those_who_come_later": Mutant(
+        "a run that was stopped for want of nodes is over",
+        "rendezvous/refusal.py",
+        "v.kind is VerdictKind.STOP and v.generation > s.found_ended:",
+        "v.kind is VerdictKind.STOP:",
+        seen=True,
+    ),
 }

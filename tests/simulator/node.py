@@ -15,7 +15,7 @@ from elastic_health.rendezvous.state import Me, Phase, Settings, State, Workers
 from elastic_health.rendezvous.store import WatchBatch
 from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause
-from tests.simulator.arms import CARRY, UNSEEN
+from tests.simulator.arms import CARRY, LATE_S, UNSEEN
 from tests.simulator.ledger import need
 
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ class Node:
         if self.paused:
             self.backlog.append(event)
             return
+        late = self.now - self.drain_until
+        need("R2", self.slept or late < LATE_S, f"{self.name} is still here {late:.1f} s after the deadline of its drain")
         before, life = self.state, self.life
         self.state, effects = membership.step(before, event, self.clock())
         membership.check(before, self.state)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from elastic_health.rendezvous.keys import RunKeys
+from elastic_health.rendezvous.session_etcd import EtcdSession
 from tests.torchrun.runs import PLENTY, Agent, Event, Run, gone, program
 
 pytestmark = [pytest.mark.spec("R1", "R2", "U1"), pytest.mark.timeout(300), pytest.mark.slow]
@@ -126,8 +129,9 @@ def test_a_drained_node_that_is_killed_before_it_is_done_costs_no_restart(run: R
     group = run.wait_group(2)
     leaver, other = agents[group[1]["node"]], agents[group[0]["node"]]
     leaver.signal(signal.SIGTERM)
-    run.wait(lambda: run.events("signalled"), "it drains")
-    time.sleep(1.0)  # the word that it leaves is one small write; nothing outside tells that it landed
+    with closing(EtcdSession.connect(run.endpoint)) as session:
+        keys = RunKeys(run.run_id)
+        run.wait(lambda: any(b'"leaving":true' in kv.value for kv in session.range(keys.candidates).kvs), "it says that it leaves")
     leaver.kill_node()
     (alone,) = run.wait_group(1, after=group[0]["generation"], within_s=100)
     assert (alone["node"], alone["restarts"]) == (other.node, 0), run.story()
