@@ -160,8 +160,8 @@ class Config:
     """The size of what is explored.
 
     warm: begin with all nodes ready.   brief: end with the verdict "finished", or when generation `gens` has formed.
-    coarse: what an agent writes of its own candidate lands as soon as it is sent, unless a fault keeps it, and workers are
-    there as soon as `member` is.   off: rules that are left out.
+    coarse: from 1 on, what an agent writes of its own candidate lands at once, unless a fault keeps it under way, and
+    workers are there as soon as `member` is; with 2 all that it writes does.   off: rules that are left out.
     """
 
     nodes: int = 1
@@ -174,7 +174,7 @@ class Config:
     most: int = 2
     warm: bool = False
     brief: bool = False
-    coarse: bool = False
+    coarse: int = 0
     kinds: frozenset[str] = frozenset(FAULTS) - SPECIAL
     off: frozenset[str] = frozenset()
 
