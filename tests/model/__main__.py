@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tests.model.configs import FULL, LAPSES
+from tests.model.configs import DEEP, FULL, LAPSES
 from tests.model.explore import Found, explore
 from tests.model.jobs import explored
 from tests.model.shape import FAULTS, RULES, SPECIAL
@@ -32,12 +32,17 @@ BUDGET_S = 1800.0
 
 def main() -> int:
     p = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
-    p.add_argument("--only", action="append", choices=list(FULL), help="only this configuration (may be repeated)")
+    p.add_argument("--only", action="append", choices=[*FULL, *DEEP], help="only this configuration (may be repeated)")
+    p.add_argument("--deep", action="store_true", help="the largest runs instead, which may take hours (give --budget-s)")
     p.add_argument("--without", choices=["all", *LAPSES], help="leave a rule out and show what breaks")
     p.add_argument("--jobs", type=int, default=min(2, multiprocessing.cpu_count()))
     p.add_argument("--budget-s", type=float, default=BUDGET_S, help="give up, with status 1, after this many seconds")
     a = p.parse_args()
-    return without(LAPSES if a.without == "all" else [a.without]) if a.without else whole(a.only or list(FULL), a.jobs, a.budget_s)
+    return (
+        without(LAPSES if a.without == "all" else [a.without])
+        if a.without
+        else whole(a.only or list(DEEP if a.deep else FULL), a.jobs, a.budget_s)
+    )
 
 
 def without(rules: Iterable[str]) -> int:
@@ -60,7 +65,7 @@ def whole(names: list[str], jobs: int, budget_s: float) -> int:
         print("\n".join(f"  {k:2d}. {line}" for k, line in enumerate(f.history, 1)), end="\n" if f.history else "", flush=True)
     struck = {k for f in done for k in f.faults}
     good = [f for f in done if f.whole and not f.broken]
-    idle = sorted(set(FAULTS) - SPECIAL - struck) if len(names) == len(FULL) else []
+    idle = sorted(set(FAULTS) - SPECIAL - struck) if names == list(FULL) else []
     if idle:
         print(f"faults that never struck: {', '.join(idle)}")
     held = len(good) == len(names) and not idle

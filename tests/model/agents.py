@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model.shape import BACK, GRACE, HOME, LEASE, LINK, OUTAGE, Config, Entry, Gen, Node, State, Txn, line, top
-from tests.model.store import WAIT, heard, linked, with_node
+from tests.model.store import WAIT, beyond, heard, linked, with_node
 
 Move = tuple[tuple[object, ...], State]
 """((node, text, details …), the state after it)."""
@@ -87,9 +87,9 @@ def lost(s: State, n: int, m: int, inc: int) -> bool:
 
 # ---- endings
 def stop(s: State, n: int) -> State:
-    """To `stopping`; workers are gone within GRACE."""
+    """To `stopping`; workers are gone within GRACE, also those of a group beyond everybody's reach, at its bound."""
     d = s.nodes[n]
-    s = with_node(s, n, d._replace(phase="stopping", page=GRACE if d.work else 0))
+    s = with_node(s, n, d._replace(phase="stopping", page=GRACE if d.work else 0, excused=d.excused or beyond(s, n)))
     return drop(s, n, ("join", "ready", "form", "verdict"))
 
 

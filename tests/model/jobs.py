@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from queue import Empty
 
-from tests.model.configs import FULL
+from tests.model.configs import DEEP, FULL
 from tests.model.explore import Found, explore
 
 _TELL_EVERY_S = 15.0
@@ -19,7 +19,7 @@ def explored(names: list[str], jobs: int, until: float) -> Iterator[tuple[str, F
     """Results as they come, one process a configuration, largest first."""
     context = multiprocessing.get_context("spawn")
     heard: multiprocessing.queues.Queue[tuple[str, Found | tuple[int, int, int]]] = context.Queue()
-    todo = [n for n in FULL if n in names]
+    todo = [n for n in (*FULL, *DEEP) if n in names]
     running: dict[str, multiprocessing.context.SpawnProcess] = {}
     at: dict[str, tuple[int, int, int]] = {}
     told = time.monotonic()
@@ -47,4 +47,4 @@ def explored(names: list[str], jobs: int, until: float) -> Iterator[tuple[str, F
 
 
 def _work(name: str, until: float, heard: multiprocessing.queues.Queue[tuple[str, Found | tuple[int, int, int]]]) -> None:
-    heard.put((name, explore(FULL[name], tell=lambda *n: heard.put((name, n)), until=until)))
+    heard.put((name, explore({**FULL, **DEEP}[name], tell=lambda *n: heard.put((name, n)), until=until)))

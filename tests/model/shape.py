@@ -31,6 +31,7 @@ LEFT_OUT: Mapping[str, str] = {
     "checking": "the same candidate as `join` wrote, told again to a full group: no rule reads it twice",
     "store": "an address behind the fence; a member that waits for it waits as one that has not spawned yet",
     "publish": "a fenced put that nothing reads back; `commit` is behind the same fence",
+    "leaving": "`member` once more, with a mark that only those read who count who stays",
     "forget": "behind the same fence as `delete`, on records whose files are gone already",
     "resume": "a person starts an ended run again, when no member is left: another run, which begins with a verdict",
     "leave": "taken together with leaving: it deletes an incarnation that is over",
@@ -160,8 +161,8 @@ class Config:
     """The size of what is explored.
 
     warm: begin with all nodes ready.   brief: end with the verdict "finished", or when generation `gens` has formed.
-    coarse: what an agent writes of its own candidate lands as soon as it is sent, unless a fault keeps it, and workers are
-    there as soon as `member` is.   off: rules that are left out.
+    coarse: from 1 on, what an agent writes of its own candidate lands at once, unless a fault keeps it under way, and
+    workers are there as soon as `member` is; with 2 all that it writes does.   off: rules that are left out.
     """
 
     nodes: int = 1
@@ -174,7 +175,7 @@ class Config:
     most: int = 2
     warm: bool = False
     brief: bool = False
-    coarse: bool = False
+    coarse: int = 0
     kinds: frozenset[str] = frozenset(FAULTS) - SPECIAL
     off: frozenset[str] = frozenset()
 

@@ -86,7 +86,7 @@ def _told_of(s: State, g: int, m: int, node: Node, dead: tuple[tuple[int, int], 
     if g == s.cur and node.cand is None and (m, node.inc) in s.gens[g - 1].members:
         if heard(s, m):
             return node._replace(gone=0)
-        return node._replace(excused=node.excused or _beyond(s, m))
+        return node._replace(excused=node.excused or beyond(s, m))
     return node
 
 
@@ -110,7 +110,7 @@ def _end(s: State, a: int, inc: int, g: int) -> bool:
     return d.inc == inc and d.life != "D" and (d.phase in HOME or (d.phase == "stopping" and d.work is not None)) and d.g == g
 
 
-def _beyond(s: State, n: int) -> bool:
+def beyond(s: State, n: int) -> bool:
     """It trains on without the store, rightly (its links are up), and nobody who has the store reaches it."""
     d = s.nodes[n]
     return d.life == "R" and d.phase == "running" and bool(d.cut & 1) and d.work is not None and not heard(s, n) and linked(s, n)
@@ -154,7 +154,7 @@ def _overlap(s: State, g: int) -> None:
     """Rule 7: nothing of an older group runs any more when a new one forms, apart from what nobody can bound: a frozen
     node, one that has woken too late and ends its workers now, a group that trains on where nobody reaches it."""
     for m, d in enumerate(s.nodes):
-        if d.work is not None and d.life != "Z" and not d.excused and not _beyond(s, m):
+        if d.work is not None and d.life != "Z" and not d.excused and not beyond(s, m):
             how = {"R": "runs", "P": "is stopped", "D": "is dead"}[d.life]
             raise Broken(f"R7: generation {g} forms while workers of generation {d.work[0]} on {_name(m)}, whose agent {how}, still run")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.model.agents import Move, drop, moves, over, reaches, spawned, talks, urgent, verdict
-from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, Config, Node, State
+from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, Config, Node, State, Txn
 from tests.model.store import WAIT, land, with_node
 from tests.model.tidy import tidy
 
@@ -29,7 +29,7 @@ def _calm(c: Config, s: State) -> Iterator[Move]:
     for n, d in enumerate(s.nodes):
         yield from _recovery(c, s, n, d)
         if d.life == "R" and d.phase != "left":
-            yield from (_at_once(c, m) for m in moves(c, s, n)) if c.coarse else moves(c, s, n)
+            yield from (_at_once(c, s, m) for m in moves(c, s, n)) if c.coarse else moves(c, s, n)
             yield from _answers(s, n, d)
         elif d.life == "P" and d.work is not None and d.phase == "stopping" and "7 page" in c.off:
             yield (n, "its workers run on"), s
@@ -40,14 +40,22 @@ def _calm(c: Config, s: State) -> Iterator[Move]:
         yield (None, "a tick passes"), later
 
 
-def _at_once(c: Config, move: Move) -> Move:
-    """With `Config.coarse`: what an agent writes of itself alone is answered as soon as it is sent."""
-    label, s = move
-    w, t = s.net[-1] if s.net else (0, ("",))
-    if w != 1 or t[0] not in OWN:
+def _at_once(c: Config, s: State, move: Move) -> Move:
+    """With `Config.coarse`: what an agent sends is answered at once."""
+    label, after = move
+    t = _sent(c, s, after)
+    if t is None:
         return move
-    after, done = land(c, s._replace(net=s.net[:-1]), t)
+    after, done = land(c, after._replace(net=after.net[:-1]), t)
     return label, _answered(c, after, t[1], t, done)
+
+
+def _sent(c: Config, s: State, after: State) -> Txn | None:
+    """The write that a move has sent, if this exploration lets it land at once."""
+    if len(after.net) <= len(s.net):
+        return None
+    t = after.net[-1][1]
+    return t if c.coarse > 1 or t[0] in OWN else None
 
 
 # ---- the store answers, now or late
@@ -234,8 +242,8 @@ def _unanswered(c: Config, s: State) -> Iterator[Move]:
     for n, d in enumerate(s.nodes):
         if d.life == "R":
             for _, after in moves(c, s, n):
-                if after.net is not s.net and after.net and after.net[-1][0] == 1 and after.net[-1][1][0] in OWN:
-                    t = after.net[-1][1]
+                t = _sent(c, s, after)
+                if t is not None:
                     yield (n, "no answer", f"to {t[0]}, sent now"), _again(c, after._replace(net=(*after.net[:-1], (0, t))), t)
 
 
