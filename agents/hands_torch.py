@@ -54,6 +54,8 @@ SUMMARY_FIRST_S = 3.0
 WARM_AFTER_S = 1.0
 """A generation that has run this long without trouble gets warm processes beside it."""
 TRY_AGAIN_S = 0.5
+FILING_S = 6.0
+"""At the agent's end: what the last incident may still take to be written (a request's deadline, and a little)."""
 EXIT_EVIDENCE_S = 0.3
 """When a worker has ended by itself the others are only asked briefly: the cause is known."""
 
@@ -82,6 +84,7 @@ class AgentHands:
         self._rank = -1
         self._collected = ""
         self._collecting: threading.Thread | None = None
+        self._ending: threading.Thread | None = None
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ordered_at = self._published_at = self._summarized_at = self._cared_at = self._learned_at = 0.0
         self._running_since: float | None = None
@@ -169,16 +172,18 @@ class AgentHands:
         log.log(logging.INFO if verdict is not None else logging.WARNING, "ending generation %d: %s", generation, reason)
         facts = self.lookout.facts()
         self.lookout.stop()
-        threading.Thread(target=self._end, args=(generation, verdict, facts, until), name="eh-teardown", daemon=True).start()
+        self._ending = threading.Thread(target=self._end, args=(generation, verdict, facts, until), name="eh-teardown", daemon=True)
+        self._ending.start()
 
     def _end(self, generation: int, verdict: Verdict | None, facts: Any, until: float) -> None:
-        finished = verdict is not None and verdict.kind is VerdictKind.FINISH
+        finished, incident, seen = verdict is not None and verdict.kind is VerdictKind.FINISH, "", None
         if verdict is not None and not finished:
             stall = verdict.cause in (Cause.STALL, Cause.MISMATCHED_COLLECTIVES, Cause.WATCHDOG_TIMEOUT)
             limit = self._policies.evidence.time_limit_s if stall else min(EXIT_EVIDENCE_S, self._policies.evidence.time_limit_s)
             if self._collecting is not None:
                 self._collecting.join(limit)
-            self._collect(verdict.incident or f"generation-{generation}", limit, facts)
+            incident = verdict.incident or f"generation-{generation}"
+            seen = self._collect(incident, limit, facts)
         report = self._end_crew(finished, self.leave.patience(until))
         stuck = "" if report is None or report.clean else "; ".join(str(p) for p in report.leftovers)
 
@@ -191,6 +196,8 @@ class AgentHands:
 
         self._calls.put(clear)
         self.loop.post(ev.Tick())
+        if seen is not None:
+            self._file(incident, seen)  # last: a store that doesn't answer holds no teardown up
 
     def _end_crew(self, finished: bool, policy: TeardownPolicy) -> TeardownReport | None:
         """Again until it can be looked at what is left: without a free descriptor nothing can be said to be gone."""
@@ -204,14 +211,15 @@ class AgentHands:
                 self.crew.kill()
                 time.sleep(TRY_AGAIN_S)
 
-    def _collect(self, incident: str, limit_s: float, facts: Any) -> None:
+    def _collect(self, incident: str, limit_s: float, facts: Any) -> dict[str, Any] | None:
+        """A summary of what was seen; None if there is nothing new to see."""
         if self._collected == incident or limit_s <= 0:
-            return
-        self._collected = incident
+            return None
+        self._collected, summary = incident, None
         with self._files.bearing():
             summary = self.crew.evidence(self._folder, incident, self._policies.evidence, limit_s, facts)
             prune_evidence(self._folder)
-            self._file(incident, summary)
+        return summary
 
     def _file(self, id: str, summary: dict[str, Any]) -> None:
         """The incident that this agent told and whose verdict won, with what was seen here, goes to the store."""
@@ -391,6 +399,8 @@ class AgentHands:
 
     def close(self) -> None:
         """The agent ends: nothing of ours stays."""
+        if self._ending is not None:
+            self._ending.join(FILING_S)
         self._desk.close()
         self._files.close()
         self.crew.close()

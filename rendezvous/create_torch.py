@@ -30,7 +30,7 @@ from elastic_health.rendezvous.private_etcd import PrivateEtcd
 from elastic_health.rendezvous.rights_etcd import check_rights
 from elastic_health.rendezvous.secret_etcd import ensure_secret
 from elastic_health.rendezvous.session_etcd import EtcdSession
-from elastic_health.rendezvous.store import NameUnknown, NotEtcd, Store, StoreRefused, StoreUnavailable
+from elastic_health.rendezvous.store import NameUnknown, NotEtcd, Store, StoreRefused, StoreSilent, StoreUnavailable
 
 log = logging.getLogger("elastic_health")
 _NO_RUN_ID = ("none", "", None)
@@ -143,9 +143,11 @@ def _stop(etcd: PrivateEtcd) -> None:
 
 
 def _connect(launch: Launch, endpoints: str, environ: Mapping[str, str]) -> Store:
-    """A session.  A name that does not resolve may be a DNS entry that comes late: asked again until the join timeout."""
+    """A session.  A name that does not resolve may be a DNS entry that comes late: asked again until the join timeout.  An
+    etcd that doesn't answer may be out for a while, as it may be for a group that trains: asked again for `store.connect_s`."""
     store, patience_s = launch.config.store, launch.policies.membership.join_timeout_s
-    deadline, told = time.monotonic() + patience_s, False
+    began, told = time.monotonic(), False
+    deadline = began + patience_s
     while True:
         try:
             return EtcdSession.connect(
@@ -162,3 +164,10 @@ def _connect(launch: Launch, endpoints: str, environ: Mapping[str, str]) -> Stor
             if not told:
                 log.warning("%s; asking again for up to %g s (membership.join_timeout_s)", e, patience_s)
             told = True
+        except (StoreUnavailable, StoreSilent) as e:
+            if time.monotonic() >= min(deadline, began + store.connect_s):
+                raise
+            if not told:
+                log.warning("%s; asking again for up to %g s (store.connect_s)", e, store.connect_s)
+            told = True
+            time.sleep(min(0.5, store.connect_s / 10))

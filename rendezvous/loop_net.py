@@ -128,7 +128,8 @@ class MembershipLoop:
         """
         run, fleet = self.state.settings.keys.root, FleetKeys(self.state.settings.keys.prefix).quarantine
         for prefix, of_fleet in ((run, False), (fleet, True)):
-            found = self._store.range(prefix)
+            # A read is asked again until its deadline: the store may be out just now.
+            found = self._store.range(prefix, timeout_s=self.state.settings.policies.membership.join_timeout_s)
             self.post(ev.StoreChanged(WatchBatch(found.revision, (), True, found.kvs), of_fleet))
             self._watches.append(self._store.watch(prefix, found.revision + 1, self._on_batch(of_fleet)))
 

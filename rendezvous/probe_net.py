@@ -15,7 +15,7 @@ from enum import Enum
 
 from elastic_health.errors import ConfigError
 from elastic_health.rendezvous.endpoints import Endpoint, TlsFiles
-from elastic_health.rendezvous.store import NameUnknown, NotEtcd, StoreError, StoreRefused, StoreUnavailable
+from elastic_health.rendezvous.store import NameUnknown, NotEtcd, StoreError, StoreRefused, StoreSilent, StoreUnavailable
 
 _OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # connection preface and an empty SETTINGS frame
 _SETTINGS_TYPE = 4
@@ -174,7 +174,8 @@ def _no_member(seen: list[tuple[Endpoint, Probe]]) -> StoreError:
     if Listener.TLS_REFUSED in kinds:
         return StoreRefused("a TLS connection to etcd", found, next((p.do for _, p in seen if p.do), _CHECK_TLS))
     if kinds & {Listener.OTHER, Listener.SILENT}:
-        return NotEtcd("etcd v3", found, "check host and port of --rdzv-endpoint (a frozen etcd is silent, too)")
+        kind = NotEtcd if Listener.OTHER in kinds else StoreSilent
+        return kind("etcd v3", found, "check host and port of --rdzv-endpoint (a frozen etcd is silent, too)")
     if Listener.UNKNOWN_NAME in kinds:
         host = socket.gethostname()
         return NameUnknown("a name that resolves in --rdzv-endpoint", found, f"correct the endpoint, or the resolver of this host ({host})")

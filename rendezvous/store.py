@@ -39,6 +39,10 @@ class NotEtcd(StoreError):
     """Something answers at the endpoint, but it does not speak etcd v3."""
 
 
+class StoreSilent(NotEtcd):
+    """Something takes connections at the endpoint and says nothing: not etcd, or an etcd that is frozen."""
+
+
 class StoreFull(StoreError):
     """etcd is over its space quota (NOSPACE alarm): reads work, writes don't."""
 

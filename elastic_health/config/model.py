@@ -68,6 +68,7 @@ class StoreSection(Section):
     password_file: Word | None = Field(default=None, description="file that holds the password, and nothing else")
     password_env: Word | None = Field(default=None, pattern=f"^{VARIABLE}$", description="or the variable that holds it")
     timeout_s: SomeSeconds = Field(default=5.0, description="deadline of one request")
+    connect_s: SomeSeconds = Field(default=60.0, description="an agent that starts tries for so long to reach etcd")
     outage: Outage = Outage()
 
 

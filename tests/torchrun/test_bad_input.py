@@ -16,7 +16,7 @@ from tests.etcd_fixture import EtcdCluster, free_port
 from tests.torchrun.runs import Agent, Run, program
 
 pytestmark = [pytest.mark.spec("U1", "U2", "R6"), pytest.mark.timeout(120)]
-FAST = "store: {timeout_s: 2}\n"
+FAST = "store: {timeout_s: 2, connect_s: 2}\n"
 
 
 def refused(agent: Agent, status: ExitStatus, *said: str, within_s: float = 30) -> str:

@@ -62,6 +62,21 @@ def test_a_fault_during_an_outage_is_dealt_with_after_it(run: Run, one_etcd: Etc
     run.finish(*agents)
 
 
+@pytest.mark.parametrize("how", ["frozen", "killed"])
+def test_an_agent_that_is_started_in_an_outage_joins_after_it(run: Run, one_etcd: EtcdCluster, how: str) -> None:
+    """Longer than one request's deadline: it says at once what it waits for."""
+    etcd = one_etcd.members[0]
+    etcd.freeze() if how == "frozen" else etcd.kill()
+    agent = run.start("a")
+    run.wait(lambda: "store.connect_s" in agent.text(), "the agent says that it waits")
+    until = time.time() + 4  # the outage goes on
+    run.wait(lambda: time.time() > until, "more of the outage")
+    assert agent.process.poll() is None, agent.text()
+    etcd.thaw() if how == "frozen" else etcd.start()
+    run.wait_group(1, within_s=60)
+    run.finish(agent)
+
+
 def test_one_of_three_members_killed(three_etcd: EtcdCluster, tmp_path: Path) -> None:
     """Whichever leads: sessions move to another member, the group is not touched."""
     with a_run(tmp_path / "run", ",".join(three_etcd.endpoints)) as run:
