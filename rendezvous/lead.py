@@ -70,7 +70,8 @@ def _commits_left(d: Draft) -> bool:
 def _retain(d: Draft, record: Generation) -> None:
     """After a commit, once the view shows it: what may go is marked, behind the fence."""
     s = d.s
-    if not s.retain_due or not d.leads() or not d.can_send(Purpose.DELETE):
+    shown = s.last_commit is None or s.last_commit in s.view.checkpoints
+    if not s.retain_due or not shown or not d.leads() or not d.can_send(Purpose.DELETE):
         return
     d.set(retain_due=False)
     d.ask_deletion(expendable(s.view.checkpoints, s.generation, record.plan.checkpoint, _keep(s)))
