@@ -19,6 +19,8 @@ from elastic_health.rendezvous.store import Txn
 from elastic_health.verdicts import Cause
 
 _DELETE_AT_ONCE = 40
+_SHORT_LIFE_S = 0.5
+"""A candidate that is gone so soon after it was written was not lost with its lease."""
 
 
 class Draft:
@@ -185,7 +187,10 @@ class Draft:
         """Without a lease this incarnation is over: begin again as the next one."""
         if self.s.lease:
             self.do(ev.RevokeLease(self.s.lease))
-        if self.s.phase is not Phase.JOINING:  # its patience begins anew; a join that keeps failing has only one
+        at_once = self.s.phase is Phase.CHECKING and self.now < self.s.since + _SHORT_LIFE_S
+        if at_once:  # something undoes every join: go slowly, and not for ever
+            self.quiet(Purpose.JOIN, 2 * _SHORT_LIFE_S)
+        elif self.s.phase is not Phase.JOINING:  # its patience begins anew; a join that keeps failing has only one
             self.set(joined_at=self.now)
         self.set(
             incarnation=self.s.incarnation + 1, lease=0, lease_deadline=float("-inf"), lease_gone=False, lease_gone_at=None,

@@ -11,7 +11,7 @@ from elastic_health.exits import ExitStatus
 from elastic_health.generations import CheckpointRecord
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.state import Phase
-from elastic_health.rendezvous.store import Put, Txn
+from elastic_health.rendezvous.store import Put, Txn, TxnResult
 from elastic_health.verdicts import Cause
 from tests.rendezvous.group import KEYS, Agent, Group
 from tests.rendezvous.hostile import BAD, kinds
@@ -174,3 +174,23 @@ def test_what_a_newer_version_added_is_kept_where_its_value_is_rewritten() -> No
     assert b'"abandoned"' in left.value and b'"colour":"blue","state2":{"x":[1]}' in left.value
     assert b'"restarts":1' in charged.value and b'"colour":"red"' in charged.value
     assert isinstance(b.state.view.checkpoints["000000000040.000001"], CheckpointRecord)
+
+
+def test_an_agent_whose_candidate_is_undone_each_time_goes_slowly_and_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    g = Group(1, 1)
+    shipped = g.store.apply
+
+    def undone(txn: Txn) -> TxnResult:
+        result = shipped(txn)
+        for op in txn.then:
+            if isinstance(op, Put) and op.lease and op.key.startswith(KEYS.candidates):
+                shipped(Txn((), (Put(op.key, b"{", op.lease),)))
+        return result
+
+    monkeypatch.setattr(g.store, "apply", undone)
+    a = g.add("a")
+    g.wait(20.0)
+    assert 5 < a.state.incarnation < 30
+    assert any(KEYS.candidates in text for text in a.said("unreadable"))
+    g.wait(700.0)
+    assert a.left == ExitStatus.STORE_UNREACHABLE

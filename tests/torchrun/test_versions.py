@@ -33,7 +33,7 @@ NEWER_FIELDS = {
     "elastic_health/generations.py": (
         ('    why: str = ""\n', '    why: str = ""\n    colour: str = "blue"\n'),
         ("    by_cause: tuple[tuple[str, int], ...] = ()\n", '    by_cause: tuple[tuple[str, int], ...] = ()\n    colour: str = "blue"\n'),
-        ('    version: str = ""\n', '    version: str = ""\n    racks: tuple[str, ...] = ("r1", "r2")\n'),
+        ("    leaving: bool = False\n", '    leaving: bool = False\n    racks: tuple[str, ...] = ("r1", "r2")\n'),
         ("    moved: tuple[str, ...] = ()\n", '    moved: tuple[str, ...] = ()\n    colour: str = "blue"\n'),
     ),
     "elastic_health/verdicts.py": (('    writer: str = ""\n', '    writer: str = ""\n    colour: str = "blue"\n'),),
