@@ -63,7 +63,8 @@ class Ledger:
 
     def apply(self, txn: Txn) -> TxnResult:
         before_current, ended = self.current, set(self.verdicts)
-        lines = {name: self.line(name) for name in self.checkpoints}
+        forgets = any(isinstance(op, Delete) and op.key.startswith(self.keys.checkpoints) for op in txn.then)
+        lines = {name: self.line(name) for name in self.checkpoints} if forgets else {}
         result = self.store.apply(txn)
         if result.succeeded:
             for op in txn.then:

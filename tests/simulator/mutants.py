@@ -24,8 +24,6 @@ class Mutant:
     seen: bool = False
 
 
-_RESEND = "            self.do(ev.Send(sent.id, sent.txn))\n"
-
 MUTANTS: Mapping[str, Mutant] = {
     # ---- the fence
     "no_fence": Mutant(
@@ -59,32 +57,19 @@ MUTANTS: Mapping[str, Mutant] = {
         "            txn = fence.mark_deleting(self.fence(), self.s.view, live, self.stamp())\n"
         "            self.send(Purpose.DELETE, dataclasses.replace(txn, compare=txn.compare[2:]), names=live)",
     ),
-    "old_fence_after_a_rollback": Mutant(
-        "a generation in place keeps the fence of the one before",
-        "rendezvous/turns.py",
-        "                generation=record.number,\n                token=s.view.current_mod,\n                ended=None,",
-        "                generation=record.number,\n                ended=None,",
-    ),
     # ---- writes without an answer
     "blind_retry": Mutant(
-        "a commit that is sent again was fenced the first time",
-        "rendezvous/draft.py",
-        _RESEND,
-        "            again = sent.txn.compare[2:] if sent.purpose is Purpose.COMMIT else sent.txn.compare\n"
-        "            self.do(ev.Send(sent.id, dataclasses.replace(sent.txn, compare=again)))\n",
-    ),
-    "verdict_overwritten": Mutant(
         "a verdict that is sent again is ours, so it need not be absent",
         "rendezvous/draft.py",
-        _RESEND,
+        "            self.do(ev.Send(sent.id, sent.txn))\n",
         "            again = sent.txn.compare[1:] if sent.purpose is Purpose.VERDICT else sent.txn.compare\n"
         "            self.do(ev.Send(sent.id, dataclasses.replace(sent.txn, compare=again)))\n",
     ),
-    "unanswered_form_forgotten": Mutant(
-        "a commit without an answer was not made: the next one is asked for instead",
-        "rendezvous/membership.py",
-        "    if e.ambiguous and sent.purpose in RESENT:",
-        "    if e.ambiguous and sent.purpose in RESENT and not sent.verdict:",
+    "verdict_overwritten": Mutant(
+        "of a generation with a dead member nobody says anything else, so the verdict need not be absent",
+        "rendezvous/fence.py",
+        "    compares = [Compare(key, Target.CREATE, 0)]\n    if v.kind",
+        "    compares = [] if dead else [Compare(key, Target.CREATE, 0)]\n    if v.kind",
     ),
     # ---- the lease
     "lease_from_the_reply": Mutant(
@@ -135,7 +120,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "a link that ends with an end of stream proves the process dead",
         "rendezvous/membership.py",
         "    _peer(d, e.who, up_since=None, down_since=d.now)",
-        '    _peer(d, e.who, up_since=None, down_since=d.now, dead=e.why == "eof")',
+        '    _peer(d, e.who, up_since=None, down_since=d.now, dead=e.reason == "eof")',
     ),
     "quarantine_ignored_in_place": Mutant(
         "a rollback in place has the same members, whatever became of them",

@@ -111,7 +111,7 @@ def _pytest(tree: Path, *folders: str) -> tuple[str, int]:
     passed = re.search(r"(\d+) passed", out)
     failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", out, re.M)
     if status and not failed:
-        raise RuntimeError(f"the unit tests did not run: {out[-2000:]}")
+        raise RuntimeError(f"the unit tests did not run: {out[-500:]}")
     return (failed[1] if failed else ""), int(passed[1]) if passed else 0
 
 
@@ -121,7 +121,7 @@ def first_failure(tree: Path, seeds: int = SEEDS, shrink_s: float = -1.0) -> tup
     status, out = child(tree, *argv, limit_s=SEEDS_LIMIT_S)
     found = re.search(r"^FAILED seed (\d+): (?:Broken: )?([^:\n]+)", out, re.M)
     if status and not found:
-        raise RuntimeError(f"the simulator did not run: {out[-2000:]}")
+        raise RuntimeError(f"the simulator did not run: {out[-500:]}")
     return (int(found[1]) if found else None), (found[2] if found else ""), out
 
 
