@@ -184,7 +184,8 @@ class Draft:
         self.do(ev.CloseLinks(self.s.generation), ev.Leave(status, text))
 
     def rejoin(self) -> None:
-        """Without a lease this incarnation is over: begin again as the next one."""
+        """Without a lease this incarnation is over: begin again as the next one.  What it knew of its peers is forgotten, and
+        so is since when they are gone: who was not told of the verdict yet gets its time anew."""
         if self.s.lease:
             self.do(ev.RevokeLease(self.s.lease))
         at_once = self.s.phase is Phase.CHECKING and self.now < self.s.since + _SHORT_LIFE_S
@@ -196,6 +197,6 @@ class Draft:
             incarnation=self.s.incarnation + 1, lease=0, lease_deadline=float("-inf"), lease_gone=False, lease_gone_at=None,
             lease_asked_at=None, created=0, candidate_mod=0, reattach_over=0, checking_told=False, generation=0, token=0, preflight=None,
             preflight_asked=False, sent={}, peers={}, ended=None, pending_incident=None, peer_verdict=None, held=0,
-            telling=None, told=False,
+            telling=None, told=False, gone_since={},
         )  # fmt: skip
         self.go(Phase.JOINING)

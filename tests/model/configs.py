@@ -53,7 +53,7 @@ LAPSES: Mapping[str, tuple[str, Config]] = {
     "9 member": ("R7", _only(_TWO, "worker exits")),
     "9 reaped": ("R7", _only(_TWO, "agent killed", "cut from the store")),
     "fence current": ("I1", _only(replace(_LONE, faults=3, rollbacks=0), "no answer", "worker exits", "old verdict deleted")),
-    "fence verdict": ("I1", _only(replace(_LONE, rollbacks=0, keep=2), "worker exits")),
+    "fence verdict": ("I1", _only(replace(_LONE, rollbacks=0, keep=2, coarse=1), "worker exits")),
     "first writer": ("I3", _only(_TWO, "worker exits")),
     "late member": ("I6", _only(replace(_LONE, faults=2, rollbacks=0, steps=1, gens=2), "no answer", "agent stopped", "store outage")),
 }

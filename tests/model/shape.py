@@ -90,7 +90,7 @@ class Node(NamedTuple):
     work: its workers: (generation, position, mask of consumed positions, held), or None.
     own, store: ticks left of its lease by its own clock and by the store's.   page: ticks left to its workers, if ending.
     out: ticks without the store; from BACK on: putting its candidate back.   link: ticks until its links count as broken.
-    gone: ticks since its candidate vanished from the store while it was a member.
+    gone: ticks since its candidate vanished from the store while it was a member.   answered: it answered a probe since.
     last: generation for which it last started workers.   asked: told to leave.
     excused: its workers may outlive the next formation (see `world.overlap`).
     """
@@ -108,6 +108,7 @@ class Node(NamedTuple):
     out: int = 0
     link: int = LINK
     gone: int = 0
+    answered: bool = False
     last: int = 0
     asked: bool = False
     excused: bool = False

@@ -84,8 +84,8 @@ def _told_of(s: State, g: int, m: int, node: Node, dead: tuple[tuple[int, int], 
     if node.cand is not None and (m, node.cand[1]) in dead:
         node = node._replace(cand=None)
     if g == s.cur and node.cand is None and (m, node.inc) in s.gens[g - 1].members:
-        if heard(s, m):
-            return node._replace(gone=0)
+        if node.answered or heard(s, m):
+            return node._replace(gone=0, answered=True)
         return node._replace(excused=node.excused or beyond(s, m))
     return node
 

@@ -43,7 +43,7 @@ def _node(d: Node, asks: bool, member: bool, cur: int) -> Node:
     if d.last != cur:
         ch["last"] = 0
     if not member or (d.cand is not None and d.cand[1] == d.inc and d.phase != "joining"):
-        ch["gone"] = 0
+        ch["gone"], ch["answered"] = 0, False
     if d.phase == "left":
         ch["cut"] = 0
     return d._replace(**ch)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.model.agents import Move, drop, moves, over, reaches, spawned, talks, urgent, verdict
 from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, Config, Node, State, Txn
-from tests.model.store import WAIT, land, with_node
+from tests.model.store import WAIT, heard, land, with_node
 from tests.model.tidy import tidy
 
 OWN = frozenset(("join", "ready", "member", "reattach"))
@@ -130,10 +130,10 @@ def _older(s: State, n: int, d: Node) -> Node:
         page = max(0, page - 1)
     if s.cur and not held and any(m == n for m, _ in s.gens[-1].members):
         gone = min(gone + 1, WAIT)
-    link = _link(s, n, d)
-    if (own, store, out, page, gone, link) == (d.own, d.store, d.out, d.page, d.gone, d.link):
+    link, answered = _link(s, n, d), d.answered or (d.life == "R" and not held and heard(s, n))
+    if (own, store, out, page, gone, link, answered) == (d.own, d.store, d.out, d.page, d.gone, d.link, d.answered):
         return d
-    return d._replace(own=own, store=store, out=out, page=page, gone=gone, link=link)
+    return d._replace(own=own, store=store, out=out, page=page, gone=gone, link=link, answered=answered)
 
 
 def _link(s: State, n: int, d: Node) -> int:
@@ -147,7 +147,7 @@ def _link(s: State, n: int, d: Node) -> int:
 # ---- leases in the store, faults that end, agents that notice
 def _recovery(c: Config, s: State, n: int, d: Node) -> Iterator[Move]:
     if d.cand is not None and d.store == 0 and s.up:
-        yield (n, "its lease ends in the store"), with_node(s, n, d._replace(cand=None, store=0))
+        yield (n, "its lease ends in the store"), with_node(s, n, d._replace(cand=None, store=0, answered=d.life == "R" and heard(s, n)))
     if d.life == "P":
         yield (n, "its agent goes on"), with_node(s, n, d._replace(life="R", page=0))
     elif d.life == "Z":

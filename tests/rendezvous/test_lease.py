@@ -117,6 +117,27 @@ def test_a_lone_member_that_rides_is_told_by_the_one_who_waits_for_it() -> None:
     assert (g.members(), spare.phase) == (["b"], Phase.RUNNING)
 
 
+@pytest.mark.spec("R10", "U6")
+def test_a_former_that_joins_again_waits_anew_for_a_member_that_it_has_not_told_yet() -> None:
+    """It wrote the verdict, lost its lease and with it all that it knew of its peers: how long the member's candidate has been
+    gone says nothing then about whether that member, which trains on without the store, has heard that it is over."""
+    g = Group(1, 1)
+    a, spare = g.add("a"), g.add("b")
+    spare.withheld |= {ev.Connect, Purpose.FORM}
+    g.store_down(a)
+    g.wait(BOUNDS.lease_s + 2 * BOUNDS.link_timeout_s + BOUNDS.kill_grace_s + 2.0)
+    assert g.verdict(1) is not None and not a.told(ev.StopWorkers)
+    spare.withheld.clear()
+    g.store.expire(spare.state.lease)
+    g.run()
+    g.wait(1.0)
+    assert spare.state.who[1].endswith("-1")
+    assert a.told(ev.StopWorkers) or g.current().number == 1
+    g.wait(BOUNDS.link_timeout_s + BOUNDS.kill_grace_s + 5.0)
+    assert a.told(ev.StopWorkers)
+    assert (g.members(), spare.phase) == (["b"], Phase.RUNNING)
+
+
 @pytest.mark.spec("R10")
 def test_a_candidate_lost_in_an_outage_is_put_back_and_the_group_goes_on() -> None:
     g, a, b = pair()
