@@ -96,4 +96,4 @@ def _tell(d: Draft, drain: Drain) -> None:
     s = d.s
     d.set(drain=dataclasses.replace(drain, told=True))
     candidate = d.candidate(CandidateState.MEMBER, s.generation)
-    d.send(Purpose.LEAVING, fence.member(d.fence(), candidate, s.created, s.lease, d.stamp()))
+    d.send(Purpose.LEAVING, fence.member(d.fence(), candidate, s.candidate_mod, s.lease, d.stamp()))
