@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from pathlib import Path
 
@@ -59,6 +61,28 @@ def test_a_fault_during_an_outage_is_dealt_with_after_it(run: Run, one_etcd: Etc
     etcd.start()
     etcd.wait_healthy()
     run.wait_group(2, after=first[0]["generation"], within_s=30)
+    run.finish(*agents)
+
+
+def test_leases_that_are_lost_and_not_replaced_are_retaken(run: Run, one_etcd: EtcdCluster) -> None:
+    """All of them at once, as at the end of an outage: same incarnations, new leases, the same workers."""
+    agents = [run.start(n, nnodes="3") for n in ("a", "b", "c")]
+    first = run.wait_group(3)
+    below = f"/elastic-health/runs/{run.run_id}/candidates/"
+
+    def leases() -> dict[str, int]:
+        found = json.loads(one_etcd.ctl("get", "--prefix", below, "-w", "json")).get("kvs", [])
+        return {base64.b64decode(kv["key"]).decode(): kv["lease"] for kv in found}
+
+    run.wait(lambda: all("starting -> running" in a.text() for a in agents), "all run")
+    had = leases()
+    for lease in had.values():
+        one_etcd.ctl("lease", "revoke", f"{lease:x}")
+    run.wait(lambda: leases().keys() == had.keys() and not set(leases().values()) & set(had.values()), "all are retaken", 20)
+    until = time.time() + 8  # longer than a lease
+    run.wait(lambda: time.time() > until, "a lease's time")
+    assert len(run.events("boot")) == 3, run.story()
+    assert all(run.alive_until(e["pid"]) > until - 1 for e in first)
     run.finish(*agents)
 
 
