@@ -23,7 +23,7 @@ EXTRAS := dev$(if $(shell sh -c 'command -v etcd'),,$(comma)local)
 # A new key (another torch, etcd gone or come) makes the environment again; so does an edit of setup.cfg.
 STAMP := $(VENV)/.installed-$(shell printf '%s' '$(TORCH_SPEC) $(EXTRAS)' | cksum | cut -d' ' -f1)
 
-.PHONY: help venv test test-full lint sim sweep mutants model outage deaths demo bench docs clean
+.PHONY: help venv test test-full lint sim sweep mutants model outage deaths demo bench bench-rendezvous docs clean
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 22
 
@@ -78,6 +78,10 @@ demo: $(STAMP)  ## three nodes and a spare on this machine, with faults
 
 bench: $(STAMP)  ## recovery beside stock torchrun: BENCH_ARGS="--repeats 5" (an hour; --quick: half of it)
 	@$(PY) -m benchmarks.recovery $(BENCH_ARGS)
+
+bench-rendezvous: $(STAMP)  ## forming n nodes beside stock c10d, and rank 0's costs (15 minutes on 2 quiet cores)
+	@$(PY) -m benchmarks.rank0
+	@$(PY) -m benchmarks.rendezvous $(BENCH_ARGS)
 
 docs: $(STAMP)  ## draw the generated pages of docs/ anew from the tables in the code
 	@$(VENV)/bin/elastic-health exits --markdown > docs/EXIT_STATUS.md

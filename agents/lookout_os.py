@@ -14,7 +14,7 @@ from elastic_health.agents.observe_os import Observer
 from elastic_health.findings import Finding
 from elastic_health.generations import Generation
 from elastic_health.incidents import Incident
-from elastic_health.liveness.facts import ProcState, RankFacts
+from elastic_health.liveness.facts import GroupFrontier, ProcState, RankFacts
 from elastic_health.liveness.judge import judge
 from elastic_health.liveness.memory import JudgeMemory, is_gone
 from elastic_health.liveness.summary import Pace, Published, Summary, oldest_heartbeat_s, summarize
@@ -23,8 +23,14 @@ from elastic_health.policies import StallPolicy
 
 log = logging.getLogger("elastic_health")
 LOOK_EVERY_S = 0.25
-"""Up to `SMALL_GROUP` members; larger ones look half as often, since the rank-0 agent reads every member's progress."""
+"""Up to `SMALL_GROUP` members; larger ones look half as often, above `LARGE_GROUP` a quarter as often, since the rank-0 agent
+reads every member's progress.  Never less than once a second, or the judge takes itself for absent."""
 SMALL_GROUP = 64
+LARGE_GROUP = 512
+
+
+def _short(fact: RankFacts) -> tuple[GroupFrontier, ...]:
+    return tuple(g.short() for g in fact.frontier)
 
 
 class Lookout:
@@ -104,12 +110,13 @@ class Lookout:
         """Sample if it is time; rank 0 judges."""
         if self._record is None or self._observer is None or now < self._next:
             return
-        self._next = now + (LOOK_EVERY_S if len(self._record.members) <= SMALL_GROUP else 2 * LOOK_EVERY_S)
+        members = len(self._record.members)
+        self._next = now + LOOK_EVERY_S * (1 if members <= SMALL_GROUP else 2 if members <= LARGE_GROUP else 4)
         mine = self._observer.observe(now)
         self._heard.update({f.rank: (f, now) for f in mine})
         self._pace = self._pace.seen(self.newest_step(), now)
         if self._rank != 0:
-            self._tell(Progress(self._record.communicator, mine))
+            self._tell(Progress(self._record.communicator, tuple(dataclasses.replace(f, frontier=_short(f)) for f in mine)))
             return
         facts = tuple(dataclasses.replace(f, age_s=max(0.0, now - at)) for f, at in self._heard.values())
         if all(f.heartbeat_age_s is None for f in facts):

@@ -109,21 +109,35 @@ def _healthy(port: int) -> bool:
 @contextmanager
 def etcd(folder: Path) -> Iterator[str]:
     """A running etcd of one member with its own defaults; yields its endpoint."""
+    with etcd_cluster(folder, 1) as endpoints:
+        yield endpoints[0]
+
+
+@contextmanager
+def etcd_cluster(folder: Path, members: int) -> Iterator[list[str]]:
+    """A running etcd with its own defaults; yields the members' endpoints."""
     folder.mkdir(parents=True, exist_ok=True)
-    client, peer = free_port(), free_port()
-    urls = {"client": f"http://127.0.0.1:{client}", "peer": f"http://127.0.0.1:{peer}"}
-    command = [find_etcd(None), "--name=bench", f"--data-dir={folder / 'data'}", f"--initial-cluster=bench={urls['peer']}"]
-    command += [f"--listen-client-urls={urls['client']}", f"--advertise-client-urls={urls['client']}"]
-    command += [f"--listen-peer-urls={urls['peer']}", f"--initial-advertise-peer-urls={urls['peer']}"]
-    with open(folder / "etcd.log", "ab") as log:
-        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    ports = [(free_port(), free_port()) for _ in range(members)]
+    cluster = ",".join(f"bench{i}=http://127.0.0.1:{peer}" for i, (_, peer) in enumerate(ports))
+    servers: list[subprocess.Popen[bytes]] = []
     try:
+        for i, (client, peer) in enumerate(ports):
+            servers.append(_member(folder, f"bench{i}", f"http://127.0.0.1:{client}", f"http://127.0.0.1:{peer}", cluster))
         deadline = time.monotonic() + 30
-        while not _healthy(client):
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"expected etcd to start within 30 s; it did not; see {folder / 'etcd.log'}")
+        while not all(_healthy(client) for client, _ in ports):
+            if any(s.poll() is not None for s in servers) or time.monotonic() > deadline:
+                raise SystemExit(f"expected etcd to start within 30 s; it did not; see the logs in {folder}")
             time.sleep(0.05)
-        yield f"127.0.0.1:{client}"
+        yield [f"127.0.0.1:{client}" for client, _ in ports]
     finally:
-        server.kill()
-        server.wait()
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+def _member(folder: Path, name: str, client: str, peer: str, cluster: str) -> subprocess.Popen[bytes]:
+    command = [find_etcd(None), f"--name={name}", f"--data-dir={folder / name}", f"--initial-cluster={cluster}"]
+    command += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
+    command += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
+    with open(folder / f"{name}.log", "ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

@@ -7,11 +7,13 @@ All of it immutable plain data.  A generation record never changes once written;
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 from elastic_health.codec import rest
+from elastic_health.errors import DataError
 from elastic_health.windows import Window
 
 
@@ -123,6 +125,8 @@ class Generation:
         communicator: number of the `formed` generation whose processes and store this one uses.
         restarts: restarts spent by the whole run when it formed (TORCHELASTIC_RESTART_COUNT).
         moved: nodes whose rank is not the one that they had before, `node: 3 -> 2 (workers 24-31 -> 16-23)`, for people.
+        shards: where `members` would make the record too long for the store, the names of the `members/` keys that hold
+            them, in order of rank; in the store `members` is empty then.
     """
 
     number: int
@@ -135,13 +139,37 @@ class Generation:
     bounds: Bounds = field(default_factory=Bounds)
     restarts: int = 0
     moved: tuple[str, ...] = ()
+    shards: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
         return sum(m.workers for m in self.members)
 
+    @cached_property
+    def _by_who(self) -> Mapping[tuple[str, str], Member]:
+        return {m.who: m for m in self.members}
+
     def member(self, node: str, incarnation: str) -> Member | None:
-        return next((m for m in self.members if m.who == (node, incarnation)), None)
+        return self._by_who.get((node, incarnation))
+
+
+@dataclass(frozen=True)
+class MemberShard:
+    """`runs/<run>/members/<name>`: a part of a long member list, written before the generation that names it."""
+
+    members: tuple[Member, ...]
+
+
+def whole(g: Generation, shards: Mapping[str, MemberShard]) -> Generation:
+    """A generation as the store holds it, with its members put together.
+
+    Raises:
+        DataError: a shard is not there.
+    """
+    missing = [name for name in g.shards if name not in shards]
+    if missing:
+        raise DataError("every part of a generation's member list", f"{missing[0]} is missing", "restore that key, or end this generation")
+    return replace(g, members=tuple(m for name in g.shards for m in shards[name].members)) if g.shards else g
 
 
 @dataclass(frozen=True)

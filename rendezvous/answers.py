@@ -20,6 +20,7 @@ from elastic_health.verdicts import Verdict
 
 _MEMBER_PAUSE_S = 0.1
 """After a refusal: the view shows in a moment what has changed."""
+_AGAIN_S = 0.2
 
 
 def answered(d: Draft, sent: Sent, result: TxnResult) -> None:
@@ -32,12 +33,14 @@ def answered(d: Draft, sent: Sent, result: TxnResult) -> None:
 def _join(d: Draft, _: Sent, r: TxnResult) -> None:
     if d.s.phase is not Phase.JOINING:
         return
-    found = r.reads[0].kvs if r.reads else ()
+    found = r.reads[0].kvs if r.reads and not r.succeeded else ()
     # Refused with the key there: an earlier try of ours has landed (no one else uses this incarnation).
     d.set(created=r.revision if r.succeeded else found[0].create_revision if found else 0)
     d.set(candidate_mod=r.revision if r.succeeded else found[0].mod_revision if found else 0, checking_told=True)
     if not d.s.created and any(read.kvs for read in r.reads[1:]):
         d.set(view=dataclasses.replace(d.s.view, deleting=True))  # the view may not show it yet, or not any more
+    # Not told how many are older: as if it were the oldest.
+    d.set(before=r.reads[0].count if r.succeeded and r.reads else 0, deaths_before=d.s.view.deaths)
     if d.s.created:
         d.go(Phase.CHECKING)
 
@@ -121,6 +124,18 @@ def _reattach(d: Draft, _: Sent, r: TxnResult) -> None:
         d.set(reattach_over=theirs.mod_revision, created=theirs.create_revision)
 
 
+def _shard(d: Draft, sent: Sent, _: TxnResult) -> None:
+    listing = d.s.listing
+    if listing is not None and sent.names == listing.names[listing.done : listing.done + 1]:
+        d.set(listing=dataclasses.replace(listing, done=listing.done + 1))
+
+
+def _form(d: Draft, _: Sent, r: TxnResult) -> None:
+    """It has landed; the view shows it in a moment, and a second try would only be refused."""
+    if r.succeeded:
+        d.quiet(Purpose.FORM, d.s.settings.policies.membership.former_delay_s)
+
+
 def _verdict(d: Draft, sent: Sent, r: TxnResult) -> None:
     if sent.verdict is None:
         return
@@ -135,10 +150,21 @@ def _verdict(d: Draft, sent: Sent, r: TxnResult) -> None:
             d.say("bad_verdict", str(e), warn=True)
             return
         won = winner.writer == sent.verdict.writer
+    if not won and r.reads and not r.reads[0].kvs:
+        _back_again(d, r)
     if won and calls_a_person(winner):
         d.do(ev.PageHuman(winner))
     if won:
         d.do(ev.WriteRecord("verdict", winner))
+
+
+def _back_again(d: Draft, r: TxnResult) -> None:
+    """No verdict, since somebody who was called lost has put its candidate back (see `reattach`)."""
+    there = {kv.key for read in r.reads[1:] for kv in read.kvs}
+    keys = d.s.settings.keys
+    d.set(view=dataclasses.replace(d.s.view, gone=frozenset(who for who in d.s.view.gone if keys.candidate(*who) not in there)))
+    d.set(gone_since={who: at for who, at in d.s.gone_since.items() if keys.candidate(*who) not in there})
+    d.quiet(Purpose.VERDICT, _AGAIN_S)
 
 
 def _commit(d: Draft, sent: Sent, r: TxnResult) -> None:
@@ -183,6 +209,8 @@ _ANSWERS: Mapping[Purpose, Callable[[Draft, Sent, TxnResult], None]] = {
     Purpose.MEMBER: _member,
     Purpose.LEAVING: _leaving,
     Purpose.REATTACH: _reattach,
+    Purpose.SHARD: _shard,
+    Purpose.FORM: _form,
     Purpose.VERDICT: _verdict,
     Purpose.COMMIT: _commit,
     Purpose.DELETE: _delete,

@@ -21,6 +21,7 @@ from elastic_health.verdicts import Cause
 _DELETE_AT_ONCE = 40
 _SHORT_LIFE_S = 0.5
 """A candidate that is gone so soon after it was written was not lost with its lease."""
+_LEAST_NAP_S = 0.01
 
 
 class Draft:
@@ -32,14 +33,15 @@ class Draft:
         self._wake = float("inf")
 
     def done(self) -> tuple[State, tuple[ev.Effect, ...]]:
-        return self.s.changed({"wake_at": self._wake}), tuple(self.effects)
+        # Nothing more follows at this instant: a wake-up that is due already would only keep the loop spinning.
+        return self.s.changed({"wake_at": max(self._wake, self.now + _LEAST_NAP_S)}), tuple(self.effects)
 
     # ---- state
     def set(self, **changes: Any) -> None:
         self.s = self.s.changed(changes)
 
     def go(self, phase: Phase) -> None:
-        self.set(phase=phase, since=self.now, ready_since=None, formable_since=None)
+        self.set(phase=phase, since=self.now, ready_since=None, formable_since=None, listing=None)
 
     def wake(self, at: float) -> None:
         """Something may follow at `at` even if nothing else happens."""
@@ -195,7 +197,8 @@ class Draft:
             self.set(joined_at=self.now)
         self.set(
             incarnation=self.s.incarnation + 1, lease=0, lease_deadline=float("-inf"), lease_gone=False, lease_gone_at=None,
-            lease_asked_at=None, created=0, candidate_mod=0, reattach_over=0, checking_told=False, generation=0, token=0, preflight=None,
+            lease_asked_at=None, granting=False, created=0, candidate_mod=0, reattach_over=0, checking_told=False, generation=0, token=0,
+            preflight=None,
             preflight_asked=False, sent={}, peers={}, ended=None, pending_incident=None, peer_verdict=None, held=0,
             telling=None, told=False, gone_since={},
         )  # fmt: skip

@@ -20,6 +20,11 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Attend:
+    """From now on hear of every candidate: a snapshot of all, then one watch of all."""
+
+
+@dataclass(frozen=True)
 class GrantLease:
     ttl_s: float
 
@@ -172,6 +177,7 @@ class Leave:
 
 Effect = (
     Send
+    | Attend
     | GrantLease
     | RenewLease
     | RevokeLease

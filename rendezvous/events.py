@@ -12,6 +12,9 @@ from elastic_health.generations import CheckpointRecord, StoreAddress
 from elastic_health.incidents import Incident
 from elastic_health.messages import LinkMessage
 from elastic_health.rendezvous.effects import (
+    Attend as Attend,
+)
+from elastic_health.rendezvous.effects import (
     CloseLinks as CloseLinks,
 )
 from elastic_health.rendezvous.effects import (
@@ -81,7 +84,7 @@ from elastic_health.rendezvous.effects import (
     WriteRecord as WriteRecord,
 )
 from elastic_health.rendezvous.store import TxnResult, WatchBatch
-from elastic_health.rendezvous.view import Who
+from elastic_health.rendezvous.view import Part, Who
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,11 @@ class Tick:
 
 @dataclass(frozen=True)
 class StoreChanged:
-    """A watch batch (the first one is the snapshot) of the run, or with `fleet` of the quarantine."""
+    """A watch batch (the first one is the snapshot) of a part of the run, or with `fleet` of the quarantine."""
 
     batch: WatchBatch
     fleet: bool = False
+    part: Part = Part.ALL
 
 
 @dataclass(frozen=True)
@@ -279,8 +283,16 @@ class Held:
     ok: bool = True
 
 
+@dataclass(frozen=True)
+class Together:
+    """Facts that came at the same time: each is taken in, in order, and what follows is decided once."""
+
+    facts: tuple[StoreChanged | LinkUp | LinkDown | PeerSaid | Probed, ...]
+
+
 Event = (
     Tick
+    | Together
     | StoreChanged
     | TxnDone
     | TxnFailed

@@ -19,6 +19,7 @@ from elastic_health.generations import (
     CheckpointState,
     Generation,
     GenerationKind,
+    MemberShard,
     StoreAddress,
 )
 from elastic_health.incidents import Record
@@ -26,6 +27,8 @@ from elastic_health.rendezvous.keys import RunKeys
 from elastic_health.rendezvous.store import Compare, Delete, Get, Put, Target, Txn
 from elastic_health.rendezvous.view import Current, View, Who
 from elastic_health.verdicts import Verdict, VerdictKind
+
+_AT_ONCE = 60
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,12 @@ class Stamp:
 
 
 def join(keys: RunKeys, candidate: Candidate, lease: int, stamp: Stamp) -> Txn:
-    """The first write of an incarnation; none while the run is being deleted."""
+    """The first write of an incarnation; none while the run is being deleted.  Also counts the candidates that are there
+    already: all of them are older."""
     key = keys.candidate(candidate.node, candidate.incarnation)
     compare = (Compare(key, Target.CREATE, 0), Compare(keys.deleting, Target.CREATE, 0))
-    return Txn(compare, (Put(key, stamp.value(candidate), lease),), (Get(key), Get(keys.deleting)))
+    older = Get(keys.candidates, prefix=True, count=True)
+    return Txn(compare, (older, Put(key, stamp.value(candidate), lease)), (Get(key), Get(keys.deleting)))
 
 
 def candidate_state(keys: RunKeys, candidate: Candidate, mod: int, lease: int, stamp: Stamp) -> Txn:
@@ -123,15 +128,25 @@ def forget(fence: Fence, view: View, what: Forgotten, stamp: Stamp) -> Txn:
     )
 
 
-def verdict(keys: RunKeys, v: Verdict, record: Record, stamp: Stamp, view: View, dead: Iterable[Who] = ()) -> Txn:
+def verdict(
+    keys: RunKeys, v: Verdict, record: Record, stamp: Stamp, view: View, dead: Iterable[Who] = (), gone: Iterable[Who] = ()
+) -> Txn:
     """Create-only: the first writer wins.  With it go the record of the decision, and the candidates of proven dead
-    members (by incarnation).  A rollback compares its target as it was read: `committed`."""
+    members (by incarnation).  A rollback compares its target as it was read: `committed`.  `gone`: members that are called
+    lost because their candidates went: they must still be gone.  Of both, so many as a transaction takes; the others'
+    leases end, or their absence is compared by nobody, as the verdict is right with one lost member."""
     key = keys.verdict(v.generation)
-    compares = [Compare(key, Target.CREATE, 0)]
+    dead, gone_keys = tuple(dead)[:_AT_ONCE], [keys.candidate(*who) for who in tuple(gone)[:_AT_ONCE]]
+    compares = [Compare(key, Target.CREATE, 0), *(Compare(k, Target.CREATE, 0) for k in gone_keys)]
     if v.kind is VerdictKind.ROLLBACK and v.target is not None:
         compares.append(Compare(keys.checkpoint(v.target), Target.MOD, view.checkpoint_mods.get(v.target, -1)))
     puts = (Put(key, stamp.value(v)), Put(keys.record(record.id), stamp.value(record)))
-    return Txn(tuple(compares), (*puts, *(Delete(keys.candidate(*who)) for who in dead)), (Get(key),))
+    return Txn(tuple(compares), (*puts, *(Delete(keys.candidate(*who)) for who in dead)), (Get(key), *map(Get, gone_keys)))
+
+
+def member_shard(keys: RunKeys, name: str, shard: MemberShard, stamp: Stamp) -> Txn:
+    """Under a name that no other attempt uses; nothing refers to it before a generation does."""
+    return Txn((), (Put(keys.member_shard(name), stamp.value(shard)),))
 
 
 def resume(keys: RunKeys, view: View, again: Verdict, record: Record, stamp: Stamp) -> Txn:
@@ -160,8 +175,9 @@ def form(keys: RunKeys, view: View, me: Who, g: Generation, budget: Budget, aban
         compares.append(Compare(keys.verdict(g.previous), Target.MOD, view.verdict_mods.get(g.previous, -1)))
     if g.plan.checkpoint is not None:
         compares.append(Compare(keys.checkpoint(g.plan.checkpoint), Target.MOD, view.checkpoint_mods[g.plan.checkpoint]))
+    compares += [Compare(keys.member_shard(name), Target.VERSION, 1) for name in g.shards]
     puts = [
-        Put(keys.generation(g.number), stamp.value(g)),
+        Put(keys.generation(g.number), stamp.value(dataclasses.replace(g, members=()) if g.shards else g)),
         Put(keys.current, stamp.value(Current(g.number))),
         Put(keys.budget, stamp.value(budget)),
     ]

@@ -76,8 +76,9 @@ class Knowledge:
 
 def ready(view: View, wall: float) -> tuple[Entry, ...]:
     """Ready candidates that are not in quarantine, oldest first."""
-    fit = (e for e in view.candidates.values() if e.candidate.state is CandidateState.READY)
-    return tuple(sorted((e for e in fit if view.barred(e.candidate.node, wall) is None), key=lambda e: e.create_revision))
+    if not view.quarantined:
+        return view.in_line
+    return tuple(e for e in view.in_line if view.barred(e.candidate.node, wall) is None)
 
 
 def consider(
@@ -106,10 +107,10 @@ def consider(
 
 def turn(me: Who, view: View, wall: float, formable_since: float, policy: MembershipPolicy, now: float) -> Waiting | None:
     """None: it is `me` who forms now.  The oldest ready candidate is first; each next one waits `former_delay_s` more."""
-    line = [e.who for e in ready(view, wall)]
-    if me not in line:
+    place = next((i for i, e in enumerate(ready(view, wall)) if e.who == me), None)
+    if place is None:
         return Waiting(Wait.NOT_MY_TURN)
-    at = formable_since + line.index(me) * policy.former_delay_s
+    at = formable_since + place * policy.former_delay_s
     return Waiting(Wait.NOT_MY_TURN, at) if now < at else None
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from elastic_health.checkpoints.line import Choice, choose
 from elastic_health.exits import ExitStatus
-from elastic_health.generations import Budget, Generation, GenerationKind
+from elastic_health.generations import Budget, CandidateState, Generation, GenerationKind, Member
 from elastic_health.recovery.budget import charge, newest_of, opened
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.forming import Chosen, Knowledge, Wait, consider, ready, turn
+from elastic_health.rendezvous.listing import shards
 from elastic_health.rendezvous.loss import proven
 from elastic_health.rendezvous.order import moved, ranked
 from elastic_health.rendezvous.state import Peer, Purpose
 from elastic_health.rendezvous.store import Compare, Put, Target, Txn
-from elastic_health.rendezvous.view import Entry
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
 
 
@@ -41,16 +41,21 @@ def formation(d: Draft) -> None:
         if wait.until:
             d.wake(wait.until)
         return
-    if d.can_send(Purpose.FORM):
+    members = ranked(found.entries, s.view.generation)
+    names = shards(d, members) if d.can_send(Purpose.FORM) else None
+    if names is not None:
         d.quiet(Purpose.FORM, 0.2)
-        d.send(Purpose.FORM, _form(d, found.entries))
+        d.set(listing=None)
+        d.send(Purpose.FORM, _form(d, members, names))
 
 
 def _knowledge(d: Draft) -> Knowledge:
     s, last = d.s, d.s.view.generation
     members = last.members if last else ()
-    sure = frozenset(m.who for m in members if last and proven(d, m, last.number))
-    answering = frozenset(m.who for m in members if s.peers.get(m.who, Peer()).answers)
+    later = s.view.incarnations
+    missing = [m for m in members if (e := s.view.candidates.get(m.who)) is None or e.candidate.state is not CandidateState.READY]
+    sure = frozenset(m.who for m in missing if last and proven(d, m, last.number, later))
+    answering = frozenset(m.who for m in missing if s.peers.get(m.who, Peer()).answers)
     return Knowledge(sure, answering, s.gone_since, s.verdict_seen.get(s.view.current), s.ready_since, s.formable_since)
 
 
@@ -67,9 +72,9 @@ def _budget(d: Draft) -> Budget:
     return charge(view.budget, view.verdict, d.wall, newest_of(view.checkpoints))
 
 
-def _form(d: Draft, entries: tuple[Entry, ...]) -> Txn:
+def _form(d: Draft, members: tuple[Member, ...], names: tuple[str, ...]) -> Txn:
     s, view, last = d.s, d.s.view, d.s.view.generation
-    choice, budget, members = _choice(d), _budget(d), ranked(entries, last)
+    choice, budget = _choice(d), _budget(d)
     g = Generation(
         number=view.current + 1,
         kind=GenerationKind.FORMED,
@@ -81,6 +86,7 @@ def _form(d: Draft, entries: tuple[Entry, ...]) -> Txn:
         bounds=s.settings.bounds,
         restarts=budget.restarts,
         moved=moved(members, last),
+        shards=names,
     )
     txn = fence.form(s.settings.keys, view, s.who, g, budget, choice.abandon, _why_left(view.verdict), d.stamp())
     if choice.needs_leave_to_start_over and not s.settings.policies.checkpoints.start_over:
@@ -110,7 +116,7 @@ def _why_left(v: Verdict | None) -> str:
 def in_place_formation(d: Draft) -> None:
     """The rank-0 agent of a held group: same members and processes, new number, plan and fence."""
     s, last = d.s, d.s.view.generation
-    if last is None or last.number != s.generation or not s.fresh(d.now) or not d.can_send(Purpose.FORM):
+    if last is None or last.number != s.generation or not s.fresh(d.now) or not d.can_send(Purpose.FORM) or s.who not in s.view.candidates:
         return
     if s.view.verdict is None:  # told by a peer, and not yet read here: what it names is read with it
         return

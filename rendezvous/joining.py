@@ -13,6 +13,7 @@ from elastic_health.recovery.reopen import resumed
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
+from elastic_health.rendezvous.few import ask
 from elastic_health.rendezvous.gather import formation
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.leaving import telling
@@ -22,15 +23,21 @@ from elastic_health.rendezvous.state import Phase, Purpose
 from elastic_health.verdicts import Cause
 
 LEASE_RETRY_S = 0.5
+GRANT_ANSWER_S = 10.0
+"""By then a session has answered: its calls have a deadline of a few seconds (`store.timeout_s`)."""
 _TELL_CHECKING_AFTER_S = 0.3
 
 
 def _grant(d: Draft) -> None:
+    """Ask for a lease; again soon after a failure, but not while the answer is still under way: a slow store must not get
+    more to do for being slow."""
     asked = d.s.lease_asked_at
-    if asked is None or d.now >= asked + LEASE_RETRY_S * 2:
-        d.set(lease_asked_at=d.now)
+    due = d.now if asked is None else asked + (GRANT_ANSWER_S if d.s.granting else LEASE_RETRY_S * 2)
+    if d.now >= due:
+        d.set(lease_asked_at=d.now, granting=True)
         d.do(ev.GrantLease(d.s.settings.bounds.lease_s))
-    d.wake(d.now + LEASE_RETRY_S * 2)
+        due = d.now + GRANT_ANSWER_S
+    d.wake(due)
 
 
 def joining(d: Draft) -> None:
@@ -59,6 +66,8 @@ def joining(d: Draft) -> None:
 def _resume(d: Draft) -> None:
     """A run that was stopped goes on: its end becomes a requested restart, once no member of it is left to read that end."""
     record, v = d.s.view.generation, d.s.view.verdict
+    if d.s.view.candidates and not d.s.view.complete:  # nobody new has come yet, so there are old ones: hear of all of them
+        return ask(d)
     left = [m.node for m in record.members if m.who in d.s.view.candidates] if record is not None else []
     if left:
         d.say("resume_waits", f"this run was stopped; waiting for {', '.join(left[:5])} to leave before it goes on")
@@ -119,8 +128,9 @@ def checking(d: Draft) -> None:
         _tell_candidate(d, Purpose.READY, CandidateState.READY)
     elif s.preflight is None and not s.checking_told:
         # So that a group that is full does not wait for these checks.  Quick ones need no extra write.
-        d.wake(s.since + _TELL_CHECKING_AFTER_S)
-        if d.now >= s.since + _TELL_CHECKING_AFTER_S:
+        if d.now < s.since + _TELL_CHECKING_AFTER_S:
+            d.wake(s.since + _TELL_CHECKING_AFTER_S)
+        else:
             _tell_candidate(d, Purpose.CHECKING, CandidateState.CHECKING)
 
 
@@ -140,6 +150,8 @@ def ready(d: Draft) -> None:
             lost_members(d, record)
             d.say("spare", f"generation {record.number} is running without this node; waiting as a spare")
         elif record.kind is GenerationKind.IN_PLACE or record.number == s.last_started:
+            if s.ended is not None and s.ended.generation == record.number:
+                return  # a peer has told its verdict, which is not read here yet
             # The workers that it was formed with are gone here: never start others in their place.
             judge(d, incident(d, Cause.LOST_MEMBER, "a member has no workers any more", nodes=(s.settings.me.node,)))
         elif d.can_send(Purpose.MEMBER):
@@ -152,7 +164,8 @@ def ready(d: Draft) -> None:
     if broken is not None:
         return d.leave(broken.status, broken.text)
     since = max(s.since, s.verdict_seen.get(s.view.current, s.since))
-    probe_missing(d)
-    formation(d)
+    if s.view.complete:  # the others wait for a generation
+        probe_missing(d)
+        formation(d)
     if d.s.phase is Phase.READY:
         _join_timeout(d, ExitStatus.NOT_FORMED, "fewer than MIN fit nodes came, or the last members could not be proven gone", since)

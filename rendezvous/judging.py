@@ -20,6 +20,7 @@ from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
 
 _TARGET_WAIT_S = 2.0
+_BUDGET_WAIT_S = 2.0
 _KINDS: Mapping[ActionKind, VerdictKind] = {
     ActionKind.RESTART: VerdictKind.RESTART,
     ActionKind.ROLLBACK: VerdictKind.ROLLBACK,
@@ -45,9 +46,30 @@ def incident(
     return Incident(make_id(d.s, d.wall, d.s.next_id), g, cause, cause.value, reason, d.wall, ranks, nodes)
 
 
-def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
+def _budget_is_late(d: Draft) -> bool:
+    """The budget comes over a watch of its own to most agents, and is written with every generation: an older one would
+    let the run have one restart more than its caps allow.  Not waited for for ever: it may have been deleted by hand."""
+    s = d.s
+    if s.view.complete or s.view.budget_mod >= s.view.current_mod or d.now >= s.since + _BUDGET_WAIT_S:
+        return False
+    d.wake(s.since + _BUDGET_WAIT_S)
+    return True
+
+
+def _candidates_are_late(d: Draft) -> bool:
+    """Asked for, and not here yet."""
+    s, until = d.s, d.s.attended_at + _BUDGET_WAIT_S
+    if s.view.complete or d.now >= until:
+        return False
+    d.wake(until)
+    return True
+
+
+def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = (), gone: tuple[Who, ...] = ()) -> bool:
     """Send the verdict on `what` (create-only); False if it can't be sent now, or nothing is to be done."""
     if not d.s.fresh(d.now) or d.s.judged >= what.generation or not d.can_send(Purpose.VERDICT):
+        return False
+    if _budget_is_late(d) or (what.cause is Cause.DRAIN and _candidates_are_late(d)):
         return False
     if what.target is not None and what.target not in d.s.view.checkpoints and d.now < d.s.incident_at + _TARGET_WAIT_S:
         d.wake(d.s.incident_at + _TARGET_WAIT_S)  # committed just now, and not yet read here
@@ -60,7 +82,7 @@ def judge(d: Draft, what: Incident, dead: tuple[Who, ...] = ()) -> bool:
         d.say("not_acted", f"{what.cause.value}: {reason.text()}", warn=True)
         return False
     verdict = _verdict(d, what, action, reason.text())
-    txn = fence.verdict(d.s.settings.keys, verdict, record, d.stamp(), d.s.view, dead)
+    txn = fence.verdict(d.s.settings.keys, verdict, record, d.stamp(), d.s.view, dead, gone)
     d.say("verdict", f"generation {what.generation}: {what.cause.value}: {what.reason}; {reason.text()}", warn=True)
     d.send(Purpose.VERDICT, txn, verdict=verdict)
     return True
@@ -109,6 +131,8 @@ def _staying(s: State, wall: float) -> int:
     """How many fit nodes, members and spares, are left when those that leave have gone."""
     fit = (CandidateState.READY, CandidateState.MEMBER)
     gone = s.leaving | ({s.who} if s.stopping is not None or s.drain is not None else set())
+    if not s.view.complete:
+        return sum(not s.view.lost(m.who) and m.who not in gone for m in s.record.members) if s.record else 0
     here = (e for e in s.view.candidates.values() if e.candidate.state in fit and not e.candidate.leaving and e.who not in gone)
     return sum(s.view.barred(e.candidate.node, wall) is None for e in here)
 

@@ -83,6 +83,14 @@ class RunKeys:
     def generation(self, g: int) -> str:
         return f"{self.root}generations/{number(g)}"
 
+    @property
+    def members(self) -> str:
+        """Parts of member lists that are too long for one key; `name` is `<g>.<former>.<n>`."""
+        return f"{self.root}members/"
+
+    def member_shard(self, name: str) -> str:
+        return f"{self.members}{name}"
+
     def store(self, g: int) -> str:
         return f"{self.root}stores/{number(g)}"
 

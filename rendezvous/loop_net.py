@@ -6,10 +6,12 @@ events.  The lease is renewed by a turn of this loop only, so that a stuck agent
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -17,9 +19,10 @@ from typing import Protocol
 from elastic_health.generations import CheckpointRecord, Generation, StoreAddress
 from elastic_health.messages import LinkMessage, Ping, Progress, Started
 from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous.keys import FleetKeys
+from elastic_health.rendezvous.inbox import merged
 from elastic_health.rendezvous.membership import check, start, step
 from elastic_health.rendezvous.serve import page_deadline
+from elastic_health.rendezvous.sight_net import Sight
 from elastic_health.rendezvous.state import Settings, State
 from elastic_health.rendezvous.store import (
     LeaseGone,
@@ -31,8 +34,6 @@ from elastic_health.rendezvous.store import (
     StoreRefused,
     Txn,
     TxnResult,
-    Watch,
-    WatchBatch,
 )
 from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Verdict
@@ -40,6 +41,8 @@ from elastic_health.verdicts import Verdict
 log = logging.getLogger("elastic_health")
 LONGEST_NAP_S = 0.25
 """The loop turns at least this often: pages are read and deadlines written then."""
+_AT_ONCE = 1024
+"""Events taken from the inbox at a time: rank 0 of thousands of nodes hears so many in a fraction of a second."""
 RENEWAL_SHARE = 1 / 3
 """Of the lease's time, what one renewal may take.  It is sent when a third is over, and sent again."""
 
@@ -102,8 +105,9 @@ class MembershipLoop:
     def __init__(self, store: Store, settings: Settings, links: Links, hands: Hands, *, debug: bool = False) -> None:
         self._store, self._links, self._hands, self._debug = store, links, hands, debug
         self._inbox: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="eh-lease")
-        self._watches: list[Watch] = []
+        self._pool = ThreadPoolExecutor(3, thread_name_prefix="eh-lease")
+        self._sight = Sight(store, settings.keys, self.post)
+        self._waiting: deque[ev.Event] = deque()
         self._last_said = self._last_warned = ""
         self._turn = threading.Lock()
         self.state = start(settings, self._clock())
@@ -126,21 +130,12 @@ class MembershipLoop:
         Raises:
             StoreError: the first read failed.
         """
-        run, fleet = self.state.settings.keys.root, FleetKeys(self.state.settings.keys.prefix).quarantine
-        for prefix, of_fleet in ((run, False), (fleet, True)):
-            # A read is asked again until its deadline: the store may be out just now.
-            found = self._store.range(prefix, timeout_s=self.state.settings.policies.membership.join_timeout_s)
-            self.post(ev.StoreChanged(WatchBatch(found.revision, (), True, found.kvs), of_fleet))
-            self._watches.append(self._store.watch(prefix, found.revision + 1, self._on_batch(of_fleet)))
-
-    def _on_batch(self, fleet: bool) -> Callable[[WatchBatch], None]:
-        return lambda batch: self.post(ev.StoreChanged(batch, fleet))
+        # A read is asked again until its deadline: the store may be out just now.
+        self._sight.open(self.state.settings.policies.membership.join_timeout_s)
 
     def close(self) -> None:
         """Stop watching; the session stays open."""
-        for watch in self._watches:
-            watch.close()
-        self._watches.clear()
+        self._sight.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def run(self, until: Callable[[State], bool], deadline: float | None = None) -> bool:
@@ -155,17 +150,27 @@ class MembershipLoop:
             return True
 
     def _next(self, nap: float) -> ev.Event:
-        try:
-            return self._inbox.get(timeout=nap) if nap > 0 else self._inbox.get_nowait()
-        except queue.Empty:
-            return ev.Tick()
+        """What waits, made fewer.  What peers tell without concern to membership is only heard."""
+        if not self._waiting:
+            self._waiting.extend(merged(e for e in self._drained(nap) if not self._only_heard(e)))
+        return self._waiting.popleft() if self._waiting else ev.Tick()
+
+    def _only_heard(self, event: ev.Event) -> bool:
+        if not isinstance(event, ev.PeerSaid):
+            return False
+        self._hands.heard(event.who, event.message)
+        return isinstance(event.message, Progress | Ping | Started)
+
+    def _drained(self, nap: float) -> list[ev.Event]:
+        events: list[ev.Event] = []
+        with contextlib.suppress(queue.Empty):
+            events.append(self._inbox.get(timeout=nap) if nap > 0 else self._inbox.get_nowait())
+            while len(events) < _AT_ONCE:
+                events.append(self._inbox.get_nowait())
+        return events
 
     def _take(self, event: ev.Event) -> None:
         clock = self._clock()
-        if isinstance(event, ev.PeerSaid):
-            self._hands.heard(event.who, event.message)
-            if isinstance(event.message, Progress | Ping | Started):
-                event = ev.Tick()  # of no concern to membership
         before = self.state
         self.state, effects = step(before, event, clock)
         if self._debug:
@@ -183,6 +188,8 @@ class MembershipLoop:
         match e:
             case ev.Send():
                 self._send(e.id, e.txn)
+            case ev.Attend():
+                self._pool.submit(self._sight.attend)
             case ev.GrantLease():
                 self._grant(e.ttl_s)
             case ev.RenewLease():
@@ -238,7 +245,7 @@ class MembershipLoop:
             log.warning("%s", line)
 
     def _send(self, id: int, txn: Txn) -> None:
-        self._store.txn_async(txn, lambda answer: self.post(_answer(id, answer)))
+        self._store.txn_async(txn, lambda found: self.post(answer(id, found)))
 
     def _grant(self, ttl_s: float) -> None:
         def ask() -> None:
@@ -271,8 +278,9 @@ class MembershipLoop:
             log.info("lease %x was not revoked and will run out: %s", lease, e)
 
 
-def _answer(id: int, answer: TxnResult | StoreError) -> ev.Event:
-    if isinstance(answer, TxnResult):
-        return ev.TxnDone(id, answer)
-    fatal, full = isinstance(answer, StoreRefused | RequestTooLarge), isinstance(answer, StoreFull)
-    return ev.TxnFailed(id, isinstance(answer, StoreAmbiguous), str(answer), fatal, isinstance(answer, LeaseGone), full)
+def answer(id: int, found: TxnResult | StoreError) -> ev.Event:
+    """What became of a transaction, as an event."""
+    if isinstance(found, TxnResult):
+        return ev.TxnDone(id, found)
+    fatal, full = isinstance(found, StoreRefused | RequestTooLarge), isinstance(found, StoreFull)
+    return ev.TxnFailed(id, isinstance(found, StoreAmbiguous), str(found), fatal, isinstance(found, LeaseGone), full)

@@ -7,6 +7,7 @@ outage, or when its address refused a connection (its agent process is dead).  A
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 from elastic_health.generations import CandidateState, Generation, Member
 from elastic_health.messages import VerdictSeen
@@ -14,22 +15,54 @@ from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.state import Peer
-from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause
 
 _PROBE_EVERY_S = 1.0
+_PROBES_AT_ONCE = 64
+_IN_TURN_S = 0.5
+_SPARE_AFTER = 3
+_NAMED = 200
+"""So many lost members are named in a verdict: half a cluster's names would not fit into a transaction."""
 _PROBE_MISSING_AFTER_S = 0.2
 
 
 def lost_members(d: Draft, record: Generation) -> None:
-    """Any member, or any ready candidate, ends a generation of which a member is lost."""
-    lost = [m for m in record.members if m.who != d.s.who and _lost(d, m)]
-    if lost and d.s.fresh(d.now):
+    """Any member, or any ready candidate, ends a generation of which a member is lost: in turn, so that n agents that see
+    the same loss do not write n verdicts."""
+    lost = [m for m in _suspects(d, record) if m.who != d.s.who and _lost(d, m)]
+    if not lost:
+        d.set(lost_since=None)
+        return
+    if d.s.lost_since is None:
+        d.set(lost_since=d.now)
+    assert d.s.lost_since is not None
+    at = d.s.lost_since + _place(d, record, lost) * _IN_TURN_S
+    if d.now < at:
+        d.wake(at)
+    elif d.s.fresh(d.now):
+        rest, lost = len(lost) - _NAMED, lost[:_NAMED]
         nodes = tuple(m.node for m in lost)
         ranks = tuple(r for m in lost for r in range(m.first_rank, m.first_rank + m.workers))
         how = ", ".join(f"{m.node} ({_how(d, m)})" for m in lost)
+        how += f" and {rest} more" if rest > 0 else ""
         what = incident(d, Cause.LOST_MEMBER, f"lost {how}", nodes=nodes, ranks=ranks, generation=record.number)
-        judge(d, what, tuple(m.who for m in lost if d.s.peers.get(m.who, Peer()).dead))
+        dead = tuple(m.who for m in lost if d.s.peers.get(m.who, Peer()).dead)
+        judge(d, what, dead, tuple(m.who for m in lost if m.who not in dead))
+
+
+def _suspects(d: Draft, record: Generation) -> list[Member]:
+    """Members of whom anything speaks, by rank: of thousands hardly one."""
+    whos = {who for who, peer in d.s.peers.items() if peer.dead or peer.down_since is not None} | d.s.gone_since.keys()
+    return sorted((m for who in whos if (m := record.member(*who)) is not None), key=lambda m: m.rank)
+
+
+def _place(d: Draft, record: Generation, lost: list[Member]) -> int:
+    """How many others are to say it first: living members of lower rank; for a spare the members, of whom a few will do."""
+    left = {m.who for m in lost}
+    before = [m for m in record.members if m.who not in left and m.who != d.s.who]
+    if d.s.rank is None:
+        return min(len(before), _SPARE_AFTER)
+    return sum(m.rank < d.s.rank for m in before)
 
 
 def _how(d: Draft, m: Member) -> str:
@@ -75,12 +108,17 @@ def probe_missing(d: Draft) -> None:
     if d.now < seen + _PROBE_MISSING_AFTER_S:
         d.wake(seen + _PROBE_MISSING_AFTER_S)
         return
-    for m in last.members:
-        entry = d.s.view.candidates.get(m.who)
-        waits = entry is None or entry.candidate.state is not CandidateState.READY
-        if m.who != d.s.who and waits and not proven(d, m, last.number):
-            probe(d, m)
-            _tell_verdict(d, m)
+    later = d.s.view.incarnations
+    missing = [m for m in last.members if m.who != d.s.who and _waits(d, m) and not proven(d, m, last.number, later)]
+    missing.sort(key=lambda m: d.s.peers.get(m.who, Peer()).probed_at or 0.0)
+    for m in missing[:_PROBES_AT_ONCE]:
+        probe(d, m)
+        _tell_verdict(d, m)
+
+
+def _waits(d: Draft, m: Member) -> bool:
+    entry = d.s.view.candidates.get(m.who)
+    return entry is None or entry.candidate.state is not CandidateState.READY
 
 
 def _tell_verdict(d: Draft, m: Member) -> None:
@@ -104,14 +142,9 @@ def stop_telling(d: Draft) -> None:
         d.do(ev.CloseLinks(d.s.view.current))
 
 
-def proven(d: Draft, m: Member, generation: int) -> bool:
+def proven(d: Draft, m: Member, generation: int, later: Mapping[tuple[str, str], int]) -> bool:
     """Dead by a refused connection; or told over its link that its workers are reaped; or the same agent is back under a
     later incarnation, which it takes only after that."""
     peer = d.s.peers.get(m.who, Peer())
-    return peer.dead or peer.reaped >= generation or any(_later_self(m, who) for who in d.s.view.candidates)
-
-
-def _later_self(m: Member, who: Who) -> bool:
     name, _, n = m.incarnation.rpartition("-")
-    other, _, k = who[1].rpartition("-")
-    return who[0] == m.node and other == name and n.isdigit() and k.isdigit() and int(k) > int(n)
+    return peer.dead or peer.reaped >= generation or (n.isdigit() and later.get((m.node, name), -1) > int(n))

@@ -11,14 +11,15 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elastic_health.generations import Generation, Member
 from elastic_health.messages import Goodbye, Reaped, VerdictSeen, WorkersDone
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.answers import answered
 from elastic_health.rendezvous.draft import Draft
-from elastic_health.rendezvous.state import RESENT, WAYS, Drain, Peer, Phase, Sent, Settings, State, Workers
+from elastic_health.rendezvous.state import RESENT, WAYS, Drain, Peer, Phase, Purpose, Sent, Settings, State, Workers
 from elastic_health.rendezvous.store import Get
 from elastic_health.rendezvous.turns import turn
-from elastic_health.rendezvous.view import View, Who, apply
+from elastic_health.rendezvous.view import Part, View, Who, apply
 
 RESEND_S = (0.1, 0.2, 0.5, 1.0)
 """Pauses before a transaction is sent again, by number of tries; the last one repeats."""
@@ -76,12 +77,20 @@ def _tick(d: Draft, _: ev.Tick) -> None:
     """Only `now` is new."""
 
 
+def _together(d: Draft, e: ev.Together) -> None:
+    for fact in e.facts:
+        ABSORB[type(fact)](d, fact)
+
+
 def _store_changed(d: Draft, e: ev.StoreChanged) -> None:
     before = d.s.view
-    view = apply(before, e.batch, d.s.settings.keys, fleet=e.fleet)
-    if not e.fleet and not d.s.synced:  # what had ended before this agent came says nothing to it
+    view = apply(before, e.batch, d.s.settings.keys, fleet=e.fleet, part=e.part)
+    main = not e.fleet and e.part in (Part.ALL, Part.REST)
+    if view is before:
+        return
+    if main and not d.s.synced:  # what had ended before this agent came says nothing to it
         d.set(found_ended=max(view.verdicts, default=0))
-    d.set(view=view, **({"fleet_synced": True} if e.fleet else {"synced": True}))
+    d.set(view=view, **({"fleet_synced": True} if e.fleet else {"synced": True} if main else {}))
     seen = {g: d.now for g in view.verdicts if g not in d.s.verdict_seen}
     if seen:
         d.set(verdict_seen={**d.s.verdict_seen, **seen})
@@ -90,15 +99,30 @@ def _store_changed(d: Draft, e: ev.StoreChanged) -> None:
         if before.unreadable.get(key) != why:
             d.say("unreadable", why, warn=True)
     _note_leaving(d, view)
-    if not e.fleet and 0 < d.s.created <= e.batch.revision and d.s.who not in view.candidates:
-        d.set(lease_gone=True)  # what is told of revisions before `created` speaks of an earlier candidate
+    if _own_gone(d.s, e, view):
+        d.set(lease_gone=True)
+    if e.part is Part.GONE and e.batch.snapshot:
+        d.set(before=sum(0 < kv.create_revision < d.s.created for kv in e.batch.kvs), deaths_before=view.deaths)
+
+
+def _own_gone(s: State, e: ev.StoreChanged, view: View) -> bool:
+    """What is told of revisions before `created` speaks of an earlier candidate."""
+    if e.fleet or not 0 < s.created <= e.batch.revision:
+        return False
+    if e.part is Part.GONE:
+        own = s.settings.keys.candidate(*s.who)
+        return any(x.deleted and x.kv.key == own and x.kv.mod_revision > s.created for x in e.batch.events) or (
+            e.batch.snapshot and not any(kv.key == own for kv in e.batch.kvs)
+        )
+    return e.part is Part.ALL and s.who not in view.candidates
 
 
 def _note_gone(d: Draft, before: View, view: View) -> None:
     """Since when is the candidate of a member of the current generation gone?"""
     record = view.generation
-    members = {m.who for m in record.members} if record else set()
-    gone = {who: d.s.gone_since.get(who, d.now) for who in members if who not in view.candidates}
+    if record is before.generation and view.candidates is before.candidates and view.gone is before.gone:
+        return
+    gone = {m.who: d.s.gone_since.get(m.who, d.now) for m in _gone(record, view)} if record else {}
     if gone != d.s.gone_since:
         d.set(gone_since=gone)
 
@@ -110,6 +134,10 @@ def _note_leaving(d: Draft, view: View) -> None:
     kept = frozenset(m.who for m in record.members if m.who in told) if record is not None and told else frozenset()
     if kept != d.s.leaving:
         d.set(leaving=kept)
+def _gone(record: Generation, view: View) -> list[Member]:
+    if view.complete:
+        return [m for m in record.members if m.who not in view.candidates]
+    return [m for who in view.gone if (m := record.member(*who)) is not None]
 
 
 def _txn_done(d: Draft, e: ev.TxnDone) -> None:
@@ -158,6 +186,8 @@ def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
         return
     d.forget(sent)
     d.quiet(sent.purpose, pause)
+    if sent.purpose is Purpose.SHARD:
+        d.set(listing=None)  # it may still land; a new attempt has new names
     if sent.request and e.fatal and _given_up(d, sent.request):
         d.answer_commit(sent.request, False, f"the store refuses it: {e.reason}")
     elif sent.request:
@@ -170,14 +200,14 @@ def _written(sent: Sent) -> str:
 
 
 def _lease_held(d: Draft, e: ev.LeaseHeld) -> None:
-    d.set(lease_asked_at=None)
+    d.set(lease_asked_at=None, granting=False)
     if d.s.lease in (0, e.lease):
         d.set(lease=e.lease, lease_deadline=max(d.s.lease_deadline, e.sent_at + e.ttl_s))
     _store_is_back(d)
 
 
 def _lease_failed(d: Draft, e: ev.LeaseFailed) -> None:
-    d.set(lease_asked_at=d.now)
+    d.set(lease_asked_at=d.now, granting=False)
     if e.gone and e.lease == d.s.lease:
         d.set(lease_gone=True)
         _store_is_back(d)
@@ -303,6 +333,7 @@ def _held(d: Draft, e: ev.Held) -> None:
 
 ABSORB: Mapping[type, Callable[[Draft, Any], None]] = {
     ev.Tick: _tick,
+    ev.Together: _together,
     ev.StoreChanged: _store_changed,
     ev.TxnDone: _txn_done,
     ev.TxnFailed: _txn_failed,

@@ -112,9 +112,9 @@ class MemoryStore:
     def get(self, key: str) -> KeyValue | None:
         return self._keys.get(key)
 
-    def range(self, prefix: str) -> RangeResult:
-        found = sorted((k for k in self._keys if k.startswith(prefix)), key=_byte_order)
-        return RangeResult(self.revision, tuple(self._keys[k] for k in found))
+    def range(self, prefix: str, after: str = "", limit: int = 0) -> RangeResult:
+        found = sorted((k for k in self._keys if _within(k, prefix, after)), key=_byte_order)
+        return RangeResult(self.revision, tuple(self._keys[k] for k in (found[:limit] if limit else found)), len(found))
 
     def apply(self, txn: Txn) -> TxnResult:
         """Do a transaction.
@@ -131,7 +131,7 @@ class MemoryStore:
         events: list[WatchEvent] = []
         results = [self._do(op, events) for op in ops]
         self._commit(events)
-        return TxnResult(holds, self.revision, tuple(RangeResult(self.revision, kvs) for kvs in results if kvs is not None))
+        return TxnResult(holds, self.revision, tuple(replace(read, revision=self.revision) for read in results if read is not None))
 
     def _holds(self, compare: Compare) -> bool:
         kv = self._keys.get(compare.key)
@@ -149,13 +149,13 @@ class MemoryStore:
             if put.lease and put.lease not in self._leases:
                 raise LeaseGone("a living lease", f"lease {put.lease:x} has ended", "take a new one; its keys are gone")
 
-    def _do(self, op: Op, events: list[WatchEvent]) -> tuple[KeyValue, ...] | None:
+    def _do(self, op: Op, events: list[WatchEvent]) -> RangeResult | None:
         if isinstance(op, Put):
             self._put(op, events)
             return None
         found = self._matching(op)
         if isinstance(op, Get):
-            return tuple(self._keys[k] for k in found)
+            return RangeResult(self.revision, () if op.count else tuple(self._keys[k] for k in found), len(found))
         self._delete(found, events)
         return None
 
@@ -227,12 +227,12 @@ class MemoryStore:
         self.compacted = max(self.compacted, min(revision, self.revision))
         self._history = [b for b in self._history if b.revision > self.compacted]
 
-    def since(self, prefix: str, from_revision: int) -> list[WatchBatch]:
+    def since(self, prefix: str, from_revision: int, after: str = "", deletions: bool = False) -> list[WatchBatch]:
         """What a watch from `from_revision` has missed: batches, or one snapshot when part of it was compacted away."""
         if max(1, from_revision) <= self.compacted:
-            present = self.range(prefix)
+            present = self.range(prefix, after)
             return [WatchBatch(present.revision, snapshot=True, kvs=present.kvs)]
-        missed = (_under(prefix, b) for b in self._history if b.revision >= from_revision)
+        missed = (part_of(b, prefix, after, deletions) for b in self._history if b.revision >= from_revision)
         return [b for b in missed if b.events]
 
     def subscribe(self, prefix: str, sink: Callable[[WatchBatch], None]) -> Subscription:
@@ -260,7 +260,7 @@ class MemoryStore:
                 batch = self._outbox.pop(0)
                 self._subscriptions = [s for s in self._subscriptions if s.active]
                 for subscription in self._subscriptions:
-                    part = _under(subscription.prefix, batch)
+                    part = part_of(batch, subscription.prefix)
                     if part.events and subscription.active:
                         subscription.sink(part)
         finally:
@@ -271,5 +271,11 @@ def _byte_order(key: str) -> bytes:
     return key.encode("utf-8", "surrogateescape")
 
 
-def _under(prefix: str, batch: WatchBatch) -> WatchBatch:
-    return WatchBatch(batch.revision, tuple(e for e in batch.events if e.kv.key.startswith(prefix)))
+def _within(key: str, prefix: str, after: str) -> bool:
+    return key.startswith(prefix) and (not after or (_byte_order(key) > _byte_order(after) and not key.startswith(after)))
+
+
+def part_of(batch: WatchBatch, prefix: str, after: str = "", deletions: bool = False) -> WatchBatch:
+    """What a watch of this kind hears of a batch; maybe nothing."""
+    heard = (e for e in batch.events if _within(e.kv.key, prefix, after) and (e.deleted or not deletions))
+    return WatchBatch(batch.revision, tuple(heard))

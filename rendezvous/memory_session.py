@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from elastic_health.rendezvous.memory import MemoryStore, Subscription
+from elastic_health.rendezvous.memory import MemoryStore, Subscription, part_of
 from elastic_health.rendezvous.store import (
     KeyValue,
     Lease,
@@ -67,8 +67,11 @@ class MemoryWatch:
         from_revision: int,
         on_batch: Callable[[WatchBatch], None],
         on_trouble: Callable[[StoreError | None], None] | None,
+        after: str = "",
+        deletions: bool = False,
     ) -> None:
         self._session, self._prefix, self._next = session, prefix, max(1, from_revision)
+        self._after, self._deletions = after, deletions
         self._on_batch, self._on_trouble = on_batch, on_trouble
         self._subscription: Subscription | None = None
         self._closed = False
@@ -90,7 +93,7 @@ class MemoryWatch:
         if self._closed or self._subscription is not None:
             return
         store, stream = self._session.store, self._stream
-        missed = store.since(self._prefix, self._next)
+        missed = store.since(self._prefix, self._next, self._after, self._deletions)
         self._subscription = store.subscribe(self._prefix, lambda batch: self._send(batch, stream))
         self._tell(None, tell)
         for batch in missed:
@@ -103,6 +106,10 @@ class MemoryWatch:
             self._subscription = None
 
     def _send(self, batch: WatchBatch, stream: int) -> None:
+        if not batch.snapshot:
+            batch = part_of(batch, self._prefix, self._after, self._deletions)
+            if not batch.events:
+                return
         store, delay_s = self._session.store, self._session.latency.watch_s
         due = max(store.now + delay_s, self._last_due)  # a smaller delay does not overtake
         if due <= store.now:
@@ -172,9 +179,9 @@ class MemorySession:
         self._reach()
         return self.store.get(key)
 
-    def range(self, prefix: str, *, timeout_s: float | None = None) -> RangeResult:
+    def range(self, prefix: str, *, after: str = "", limit: int = 0, timeout_s: float | None = None) -> RangeResult:
         self._reach()
-        return self.store.range(prefix)
+        return self.store.range(prefix, after, limit)
 
     def txn(self, txn: Txn, *, timeout_s: float | None = None) -> TxnResult:
         check_txn(txn)
@@ -213,9 +220,12 @@ class MemorySession:
         from_revision: int,
         on_batch: Callable[[WatchBatch], None],
         on_trouble: Callable[[StoreError | None], None] | None = None,
+        *,
+        after: str = "",
+        deletions: bool = False,
     ) -> MemoryWatch:
         """As the protocol says; past changes are delivered within this call when the latency is zero."""
-        watch = MemoryWatch(self, prefix, from_revision, on_batch, on_trouble)
+        watch = MemoryWatch(self, prefix, from_revision, on_batch, on_trouble, after, deletions)
         self._watches.append(watch)
         if self._down:
             watch._tell(_unavailable("out of reach"), True)

@@ -40,8 +40,8 @@ from elastic_health.rendezvous.store import (
 )
 from elastic_health.rendezvous.token_etcd import Password, Token
 from elastic_health.rendezvous.txn_rules import check_txn, writes
-from elastic_health.rendezvous.watch_etcd import EtcdWatch, WatchPace
-from elastic_health.rendezvous.wire_etcd import MESSAGES, key_value, span, txn_message, txn_result
+from elastic_health.rendezvous.watch_etcd import EtcdWatch, Part, WatchPace
+from elastic_health.rendezvous.wire_etcd import MESSAGES, key_value, span, span_after, txn_message, txn_result
 
 DEFAULT_TIMEOUT_S = 5.0
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
@@ -220,12 +220,12 @@ class EtcdSession:
         response = self._range(span(key, False), timeout_s)
         return key_value(response.kvs[0]) if response.kvs else None
 
-    def range(self, prefix: str, *, timeout_s: float | None = None) -> RangeResult:
-        response = self._range(span(prefix, True), timeout_s)
-        return RangeResult(response.header.revision, tuple(key_value(kv) for kv in response.kvs))
+    def range(self, prefix: str, *, after: str = "", limit: int = 0, timeout_s: float | None = None) -> RangeResult:
+        response = self._range(span_after(prefix, after), timeout_s, limit)
+        return RangeResult(response.header.revision, tuple(key_value(kv) for kv in response.kvs), response.count)
 
-    def _range(self, keys: dict[str, bytes], timeout_s: float | None) -> Any:
-        request = MESSAGES["RangeRequest"](**keys)
+    def _range(self, keys: dict[str, bytes], timeout_s: float | None, limit: int = 0) -> Any:
+        request = MESSAGES["RangeRequest"](**keys, limit=limit)
         return self._ask(lambda c, left, md: c.call("Range", request, left, md), write=False, timeout_s=timeout_s)
 
     def txn(self, txn: Txn, *, timeout_s: float | None = None) -> TxnResult:
@@ -280,8 +280,11 @@ class EtcdSession:
         from_revision: int,
         on_batch: Callable[[WatchBatch], None],
         on_trouble: Callable[[StoreError | None], None] | None = None,
+        *,
+        after: str = "",
+        deletions: bool = False,
     ) -> EtcdWatch:
-        watch = EtcdWatch(self, prefix, from_revision, on_batch, on_trouble, self._pace)
+        watch = EtcdWatch(self, Part(prefix, after, deletions), from_revision, on_batch, on_trouble, self._pace)
         with self._lock:
             self._watches.add(watch)
         watch.start()

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from elastic_health.checkpoints.retention import Keep
-from elastic_health.generations import Bounds, Generation, RunSpec, StoreAddress
+from elastic_health.generations import Bounds, Generation, Member, RunSpec, StoreAddress
 from elastic_health.incidents import Incident
 from elastic_health.policies import OutageChoice, Policies
 from elastic_health.rendezvous.events import CommitAsked
@@ -92,6 +92,7 @@ class Purpose(Enum):
     READY = "ready"
     MEMBER = "member"
     REATTACH = "reattach"
+    SHARD = "shard"
     FORM = "form"
     VERDICT = "verdict"
     STORE = "store"
@@ -140,6 +141,15 @@ class Sent:
 
 
 @dataclass(frozen=True)
+class Listing:
+    """A member list too long for one key, being written in parts: `names` of them, `done` of which are there."""
+
+    members: tuple[Member, ...]
+    names: tuple[str, ...]
+    done: int = 0
+
+
+@dataclass(frozen=True)
 class Me:
     """This agent, as it will stand in its candidate.  `name` + `.` + n is an incarnation: n grows when a lease is lost."""
 
@@ -166,6 +176,10 @@ class Peer:
     done: int = 0
 
 
+FEW = 3
+"""So many of the oldest candidates hear of all candidates: one forms, the others are there when it doesn't."""
+
+
 @dataclass(frozen=True)
 class Drain:
     """This node is to leave, by `until`; see `events.DrainAsked`.
@@ -190,6 +204,7 @@ class Settings:
     keys: RunKeys
     me: Me
     policies: Policies = field(default_factory=Policies)
+    few: int = FEW
 
     @property
     def bounds(self) -> Bounds:
@@ -228,6 +243,7 @@ class State:
     lease: int = 0
     lease_deadline: float = float("-inf")
     lease_asked_at: float | None = None
+    granting: bool = False
     lease_gone: bool = False
     lease_gone_at: float | None = None
     store_lost_since: float | None = None
@@ -249,7 +265,9 @@ class State:
     quiet_until: Mapping[Purpose, float] = field(default_factory=dict)
     peers: Mapping[Who, Peer] = field(default_factory=dict)
     gone_since: Mapping[Who, float] = field(default_factory=dict)
+    lost_since: float | None = None
     formable_since: float | None = None
+    listing: Listing | None = None
     ready_since: float | None = None
     verdict_seen: Mapping[int, float] = field(default_factory=dict)
     opened: int = 0
@@ -263,6 +281,10 @@ class State:
     held: int = 0
     told_done_at: float = float("-inf")
     created: int = 0
+    before: int = 0
+    deaths_before: int = 0
+    attends: bool = False
+    attended_at: float = float("-inf")
     candidate_mod: int = 0
     reattach_over: int = 0
     checking_told: bool = False
@@ -303,6 +325,11 @@ class State:
         record = self.record
         member = record.member(*self.who) if record else None
         return member.rank if member else None
+
+    @property
+    def older(self) -> int:
+        """At least so many older candidates live: those counted at joining, less all that went since."""
+        return self.before - (self.view.deaths - self.deaths_before)
 
     def fresh(self, now: float) -> bool:
         """May this agent decide, commit and publish at `now`?"""

@@ -69,10 +69,11 @@ class KeyValue:
 
 @dataclass(frozen=True)
 class RangeResult:
-    """All keys of a range at one revision, in key order."""
+    """All keys of a range at one revision, in key order.  `count`: how many there are, when only that was asked for."""
 
     revision: int
     kvs: tuple[KeyValue, ...]
+    count: int = 0
 
 
 class Target(Enum):
@@ -112,10 +113,11 @@ class Delete:
 
 @dataclass(frozen=True)
 class Get:
-    """Read a key, or with `prefix` every key that starts with it."""
+    """Read a key, or with `prefix` every key that starts with it; with `count` only how many there are."""
 
     key: str
     prefix: bool = False
+    count: bool = False
 
 
 Op = Put | Delete | Get
@@ -183,7 +185,8 @@ class Store(Protocol):
 
     def get(self, key: str, *, timeout_s: float | None = None) -> KeyValue | None: ...
 
-    def range(self, prefix: str, *, timeout_s: float | None = None) -> RangeResult: ...
+    def range(self, prefix: str, *, after: str = "", limit: int = 0, timeout_s: float | None = None) -> RangeResult:
+        """Keys under `prefix`; of them only those behind all that start with `after`; the first `limit` (0: all)."""
 
     def txn(self, txn: Txn, *, timeout_s: float | None = None) -> TxnResult: ...
 
@@ -205,8 +208,13 @@ class Store(Protocol):
         from_revision: int,
         on_batch: Callable[[WatchBatch], None],
         on_trouble: Callable[[StoreError | None], None] | None = None,
+        *,
+        after: str = "",
+        deletions: bool = False,
     ) -> Watch:
         """Deliver every change under `prefix` with revision >= `from_revision`, in order, none twice, none left out.
+
+        `after`: only of keys behind all that start with it.  `deletions`: of keys that go, not of keys that are put.
 
         Resumes by itself over cut streams, other members and compaction (see `WatchBatch.snapshot`); a stream that
         is silent or cancelled is noticed by progress requests.  `on_trouble` hears an error when the stream is down

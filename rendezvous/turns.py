@@ -17,6 +17,7 @@ from elastic_health.messages import Goodbye, Reaped, Started, VerdictSeen, Worke
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import fence
 from elastic_health.rendezvous.draft import Draft
+from elastic_health.rendezvous.few import attend
 from elastic_health.rendezvous.gather import in_place_formation
 from elastic_health.rendezvous.joining import LEASE_RETRY_S, checking, joining, leave_ended, ready
 from elastic_health.rendezvous.judging import incident, judge
@@ -25,7 +26,8 @@ from elastic_health.rendezvous.leaving import leaves, tell_drain
 from elastic_health.rendezvous.loss import lost_members
 from elastic_health.rendezvous.refusal import end_of, ended, stopped, torn_fence
 from elastic_health.rendezvous.serve import may_run, settle_incident
-from elastic_health.rendezvous.state import Peer, Phase, Purpose, Workers
+from elastic_health.rendezvous.state import Peer, Phase, Purpose, State, Workers
+from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
 
 _MOST_ROUNDS = 12
@@ -35,6 +37,7 @@ def turn(d: Draft) -> None:
     """Decide until the phase stays."""
     _lease(d)
     d.resend_due()
+    attend(d)
     for _ in range(_MOST_ROUNDS):
         phase = d.s.phase
         if d.s.drain is not None and phase is not Phase.RUNNING:  # nothing more to wait for
@@ -219,11 +222,16 @@ def _gave_up(d: Draft) -> bool:
     s, record = d.s, d.s.record
     if record is None:
         return True
-    for m in record.members:
-        entry = s.view.candidates.get(m.who)
-        if entry is None or entry.candidate.state is not CandidateState.MEMBER or s.peers.get(m.who, Peer()).dead:
-            return True
-    return False
+    first = record.members[0].who
+    if not s.view.complete and first != s.who and s.peers.get(first, Peer()).up_since is None:
+        return True  # it forms in place, and its link breaks when it gives up
+    return any(_out(s, m.who) for m in record.members)
+
+
+def _out(s: State, who: Who) -> bool:
+    entry = s.view.candidates.get(who)
+    left = s.view.complete and entry is not None and entry.candidate.state is not CandidateState.MEMBER
+    return left or s.view.lost(who) or s.peers.get(who, Peer()).dead
 
 
 def _stopping(d: Draft) -> None:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 from elastic_health.codec import load, shown
 from elastic_health.errors import BadValue, DataError
-from elastic_health.generations import Budget, Candidate, CheckpointRecord, Generation, StoreAddress
+from elastic_health.generations import Budget, Candidate, CandidateState, CheckpointRecord, Generation, MemberShard, StoreAddress, whole
 from elastic_health.rendezvous.keys import FleetKeys, RunKeys, last_segment
 from elastic_health.rendezvous.store import KeyValue, WatchBatch
 from elastic_health.verdicts import Verdict
@@ -23,6 +26,19 @@ from elastic_health.windows import Window, normal
 
 Who = tuple[str, str]
 """(node, incarnation)."""
+
+
+class Part(Enum):
+    """What a watch of the run covers.
+
+    `all` is everything in one order, with every candidate: for the few that may form, and for rank 0.  The others hear of
+    what stands behind the candidates in key order (`rest`), of the `budget`, and of candidates only that they are `gone`.
+    """
+
+    ALL = "all"
+    REST = "rest"
+    BUDGET = "budget"
+    GONE = "gone"
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,12 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class View:
-    """Every key of the run that membership needs, at `revision`."""
+    """Every key of the run that membership needs, at `revision`.
+
+    Attributes:
+        complete: `candidates` holds every candidate.  Otherwise it says nothing; `gone` names those whose candidate is known
+            to have gone, and `deaths` counts all that have gone since this view began.
+    """
 
     revision: int = 0
     candidates: Mapping[Who, Entry] = field(default_factory=dict)
@@ -73,6 +94,30 @@ class View:
     deleting: bool = False
     quarantined: Mapping[str, Quarantined] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
+    shards: Mapping[str, MemberShard] = field(default_factory=dict)
+    complete: bool = False
+    gone: frozenset[Who] = frozenset()
+    deaths: int = 0
+
+    def lost(self, who: Who) -> bool:
+        """Is this one's candidate known to be gone?  Without the candidates, only what was told since counts."""
+        return who not in self.candidates if self.complete else who in self.gone
+
+    @cached_property
+    def in_line(self) -> tuple[Entry, ...]:
+        """Every ready candidate, oldest first."""
+        found = (e for e in self.candidates.values() if e.candidate.state is CandidateState.READY)
+        return tuple(sorted(found, key=attrgetter("create_revision")))
+
+    @cached_property
+    def incarnations(self) -> Mapping[tuple[str, str], int]:
+        """(node, agent) -> the newest incarnation's number, of all candidates."""
+        newest: dict[tuple[str, str], int] = {}
+        for node, incarnation in self.candidates:
+            name, _, n = incarnation.rpartition("-")
+            if n.isdigit():
+                newest[node, name] = max(int(n), newest.get((node, name), -1))
+        return newest
 
     @property
     def generation(self) -> Generation | None:
@@ -94,14 +139,34 @@ class View:
         return q if q and (q.until == 0.0 or wall < q.until) else None
 
 
-def apply(view: View, batch: WatchBatch, keys: RunKeys, *, fleet: bool = False) -> View:
-    """The view after a batch of the run's root, or with `fleet` of the quarantine.  A snapshot replaces all of that."""
+def apply(view: View, batch: WatchBatch, keys: RunKeys, *, fleet: bool = False, part: Part = Part.ALL) -> View:
+    """The view after a batch of a part of the run, or with `fleet` of the quarantine.  A snapshot replaces all of that."""
+    if part is Part.GONE:
+        return _without(view, batch, keys)
     draft = _Draft(view, keys)
     if batch.snapshot:
-        draft.replace(batch.kvs, fleet)
+        draft.replace(batch.kvs, fleet, part)
     for event in batch.events:
         draft.remove(event.kv.key) if event.deleted else draft.put(event.kv)
-    return draft.done(max(view.revision, batch.revision))
+    return draft.done(max(view.revision, batch.revision) if part is not Part.BUDGET else view.revision)
+
+
+def _without(view: View, batch: WatchBatch, keys: RunKeys) -> View:
+    """Candidates that go, told to one who doesn't hear of those that come.  After a snapshot, members that are not in it
+    are gone; a sample of candidates (read while joining) is kept for comparison only."""
+    if view.complete:
+        return view
+    draft = _Draft(view, keys)
+    for event in batch.events:
+        if not event.deleted:
+            draft.put(event.kv)
+    view = draft.done(view.revision)
+    gone = {_at("candidates", e.kv.key) for e in batch.events if e.deleted}
+    deaths = view.deaths + len(gone)
+    if batch.snapshot:
+        present = {_at("candidates", kv.key) for kv in batch.kvs}
+        gone |= {m.who for m in view.generation.members if m.who not in present} if view.generation else set()
+    return dataclasses.replace(view, gone=view.gone | gone, deaths=deaths) if gone else view
 
 
 _MODS: Mapping[str, str] = {"checkpoints": "checkpoint_mods", "verdicts": "verdict_mods"}
@@ -116,7 +181,8 @@ class _Draft:
         self._barred = f"{FleetKeys(keys.prefix).quarantine}nodes/"
         self._rooms: tuple[tuple[str, str, Callable[[KeyValue], tuple[Any, Any]]], ...] = (
             (keys.candidates, "candidates", _entry),
-            (keys.generations, "generations", _generation),
+            (keys.members, "shards", _shard),
+            (keys.generations, "generations", self._generation),
             (keys.verdicts, "verdicts", _verdict),
             (f"{keys.root}stores/", "stores", _store),
             (keys.checkpoints, "checkpoints", _checkpoint),
@@ -124,13 +190,18 @@ class _Draft:
             (self._barred, "quarantined", _quarantined),
         )
 
+    def _generation(self, kv: KeyValue) -> tuple[int, Generation]:
+        number, g = _generation(kv)
+        return number, whole(g, self._changed.get("shards", self._view.shards)) if g.shards else g
+
     def _map(self, name: str) -> dict[Any, Any]:
         if name not in self._changed:
             self._changed[name] = dict(getattr(self._view, name))
         return self._changed[name]  # type: ignore[no-any-return]
 
     def put(self, kv: KeyValue) -> None:
-        self._map("unreadable").pop(kv.key, None) if kv.key in self._view.unreadable else None
+        if kv.key in self._changed.get("unreadable", self._view.unreadable):
+            self._map("unreadable").pop(kv.key)
         try:
             self._put(kv)
         except (BadValue, DataError, ValueError) as e:  # ValueError: a number in the key that is none
@@ -169,16 +240,20 @@ class _Draft:
                 if name in _MODS:
                     self._map(_MODS[name]).pop(_at(name, key), None)
 
-    def replace(self, kvs: Iterable[KeyValue], fleet: bool) -> None:
+    def replace(self, kvs: Iterable[KeyValue], fleet: bool, part: Part) -> None:
         for _, name, _ in self._rooms:
-            if (name == "quarantined") == fleet:
+            if (name == "quarantined") == fleet and part is not Part.BUDGET and (name != "candidates" or part is Part.ALL):
                 self._changed[name] = {}
-        if not fleet:
-            self._changed.update(current=0, current_mod=0, budget=Budget(), budget_mod=0, deleting=False)
+        if not fleet and part in (Part.ALL, Part.BUDGET):
+            self._changed.update(budget=Budget(), budget_mod=0)
+        if not fleet and part is not Part.BUDGET:
+            self._changed.update(current=0, current_mod=0, deleting=False)
             self._changed.update({mods: {} for mods in _MODS.values()})
-        here = FleetKeys(self._keys.prefix).quarantine if fleet else self._keys.root
+        if not fleet and part is Part.ALL:
+            self._changed.update(complete=True, gone=frozenset())
+        here = FleetKeys(self._keys.prefix).quarantine if fleet else self._keys.root if part is not Part.BUDGET else self._keys.budget
         self._changed["unreadable"] = {k: why for k, why in self._view.unreadable.items() if not k.startswith(here)}
-        for kv in kvs:
+        for kv in sorted(kvs, key=lambda kv: not kv.key.startswith(self._keys.members)):  # before the records that name them
             self.put(kv)
 
     def done(self, revision: int) -> View:
@@ -208,6 +283,10 @@ def _generation(kv: KeyValue) -> tuple[int, Generation]:
     g = load(Generation, kv.value, kv.key)
     _same(kv.key, _at("generations", kv.key), g.number)
     return g.number, g
+
+
+def _shard(kv: KeyValue) -> tuple[str, MemberShard]:
+    return last_segment(kv.key), load(MemberShard, kv.value, kv.key)
 
 
 def _verdict(kv: KeyValue) -> tuple[int, Verdict]:

@@ -31,7 +31,7 @@ from elastic_health.rendezvous.store import (
     WatchBatch,
     WatchEvent,
 )
-from elastic_health.rendezvous.wire_etcd import MESSAGES, span, watch_event
+from elastic_health.rendezvous.wire_etcd import MESSAGES, span_after, watch_event
 
 _PAUSE_S, _PAUSE_MOST_S = 0.05, 1.0
 _LOGIN_TIMEOUT_S = 2.0
@@ -57,7 +57,19 @@ class WatchSource(Protocol):
 
     def forget_token(self, metadata: Metadata) -> None: ...
 
-    def range(self, prefix: str, *, timeout_s: float | None = None) -> RangeResult: ...
+    def range(self, prefix: str, *, after: str = "", limit: int = 0, timeout_s: float | None = None) -> RangeResult: ...
+
+
+_NO_PUTS = 0  # etcd's WatchCreateRequest.FilterType.NOPUT
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is watched, as `Store.watch` has it."""
+
+    prefix: str
+    after: str = ""
+    deletions: bool = False
 
 
 class _Requests:
@@ -119,13 +131,13 @@ class EtcdWatch:
     def __init__(
         self,
         source: WatchSource,
-        prefix: str,
+        part: Part,
         from_revision: int,
         on_batch: Callable[[WatchBatch], None],
         on_trouble: Callable[[StoreError | None], None] | None,
         pace: WatchPace,
     ) -> None:
-        self._source, self._prefix, self._pace = source, prefix, pace
+        self._source, self._part, self._pace = source, part, pace
         self._next = max(1, from_revision)
         self._on_batch, self._on_trouble = on_batch, on_trouble
         self._closed = threading.Event()
@@ -138,7 +150,7 @@ class EtcdWatch:
         self._relogged = False
         self._pause_s = 0.0
         self._parts: list[WatchEvent] = []
-        self._thread = threading.Thread(target=self._run, name=f"etcd-watch {prefix}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"etcd-watch {part.prefix}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -190,7 +202,9 @@ class EtcdWatch:
 
     def _open(self, channel: Channel, metadata: Metadata) -> None:
         self._parts = []
-        create = MESSAGES["WatchCreateRequest"](**span(self._prefix, True), start_revision=max(1, self._next - 1), fragment=True)
+        filters = [_NO_PUTS] if self._part.deletions else []
+        wanted = span_after(self._part.prefix, self._part.after)
+        create = MESSAGES["WatchCreateRequest"](**wanted, start_revision=max(1, self._next - 1), fragment=True, filters=filters)
         requests = _Requests(create, self._pace, self._cancel)
         call = channel.stream("Watch", requests, None, metadata)
         with self._stream:
@@ -246,12 +260,15 @@ class EtcdWatch:
 
     def _check_not_reset(self, revision: int) -> None:
         """A member may lag behind what was delivered; the store as a whole may not, unless its data was replaced."""
-        if revision < self._next - 1 and self._source.range(self._prefix).revision < self._next - 1:
+        if revision < self._next - 1 and self._present().revision < self._next - 1:
             self._snapshot()
             raise _Again()
 
+    def _present(self) -> RangeResult:
+        return self._source.range(self._part.prefix, after=self._part.after)
+
     def _snapshot(self) -> None:
-        present = self._source.range(self._prefix)
+        present = self._present()
         with self._delivery:
             if not self._closed.is_set():
                 self._next = present.revision + 1

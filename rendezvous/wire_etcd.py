@@ -49,7 +49,7 @@ _SCHEMA: Mapping[str, str] = {
     "LeaseRevokeResponse": "header:Header=1",
     "LeaseKeepAliveRequest": "ID:int64=1",
     "LeaseKeepAliveResponse": "header:Header=1 ID:int64=2 TTL:int64=3",
-    "WatchCreateRequest": "key:bytes=1 range_end:bytes=2 start_revision:int64=3 progress_notify:bool=4 fragment:bool=8",
+    "WatchCreateRequest": "key:bytes=1 range_end:bytes=2 start_revision:int64=3 progress_notify:bool=4 fragment:bool=8 *filters:int32=5",
     "WatchProgressRequest": "",
     "WatchRequest": "|create_request:WatchCreateRequest=1 |progress_request:WatchProgressRequest=3",
     "WatchResponse": "header:Header=1 watch_id:int64=2 created:bool=3 canceled:bool=4 compact_revision:int64=5"
@@ -152,6 +152,12 @@ def span(key: str, prefix: bool) -> dict[str, bytes]:
     return {"key": raw or b"\0", "range_end": prefix_end(raw)}
 
 
+def span_after(prefix: str, after: str) -> dict[str, bytes]:
+    """As `span` of a prefix, without what starts with `after` and all before it."""
+    whole = span(prefix, True)
+    return {**whole, "key": prefix_end(encode_key(after))} if after else whole
+
+
 def _op_message(op: Op) -> Any:
     if isinstance(op, Put):
         put = MESSAGES["PutRequest"](key=encode_key(op.key), value=op.value, lease=op.lease)
@@ -159,7 +165,7 @@ def _op_message(op: Op) -> Any:
     if isinstance(op, Delete):
         return MESSAGES["RequestOp"](request_delete_range=MESSAGES["DeleteRangeRequest"](**span(op.key, op.prefix)))
     assert isinstance(op, Get)
-    return MESSAGES["RequestOp"](request_range=MESSAGES["RangeRequest"](**span(op.key, op.prefix)))
+    return MESSAGES["RequestOp"](request_range=MESSAGES["RangeRequest"](**span(op.key, op.prefix), count_only=op.count))
 
 
 def _compare_message(compare: Compare) -> Any:
@@ -186,7 +192,7 @@ def txn_result(response: Any) -> TxnResult:
     """A `TxnResponse` as plain data."""
     revision = response.header.revision
     reads = tuple(
-        RangeResult(revision, tuple(key_value(kv) for kv in r.response_range.kvs))
+        RangeResult(revision, tuple(key_value(kv) for kv in r.response_range.kvs), r.response_range.count)
         for r in response.responses
         if r.WhichOneof("choice") == "response_range"
     )

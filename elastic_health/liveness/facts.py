@@ -6,7 +6,8 @@ Times named `*_at` are CLOCK_MONOTONIC seconds of the node that observed them; t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -39,7 +40,8 @@ class ProcState(Enum):
 class GroupFrontier:
     """One process group's newest operation: sequence numbers last enqueued and last completed, -1 if unknown.
 
-    `ranks`: global ranks of the group where they are known, else empty.
+    `ranks`: global ranks of the group where they are known, else empty.  Over a link they travel as `span` (first, stride, how
+    many) where they are an arithmetic progression: n ranks that each list n ranks would be n * n at the rank-0 agent.
     """
 
     group: str
@@ -47,6 +49,37 @@ class GroupFrontier:
     completed: int
     op: str = ""
     ranks: tuple[int, ...] = ()
+    span: tuple[int, int, int] = (0, 0, 0)
+
+    @property
+    def first_last(self) -> tuple[int, int]:
+        """Of the ranks that are told; there are some."""
+        first, stride, count = self.span
+        return (self.ranks[0], self.ranks[-1]) if self.ranks else (first, first + stride * (count - 1))
+
+    @property
+    def size(self) -> int:
+        """How many ranks are told, 0 if none."""
+        return len(self.ranks) or self.span[2]
+
+    def told(self) -> Iterable[int]:
+        first, stride, count = self.span
+        return self.ranks or range(first, first + stride * count, stride or 1)
+
+    def short(self) -> GroupFrontier:
+        """With a span in place of the list, where there is one."""
+        span = progression(self.ranks)
+        return replace(self, ranks=(), span=span) if span[2] else self
+
+
+def progression(ranks: tuple[int, ...]) -> tuple[int, int, int]:
+    """(first, stride, how many) of an arithmetic progression, as the groups of data, tensor and pipeline parallelism are;
+    (0, 0, 0) for anything else."""
+    if not ranks:
+        return (0, 0, 0)
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    regular = stride > 0 and ranks == tuple(range(ranks[0], ranks[0] + stride * len(ranks), stride))
+    return (ranks[0], stride, len(ranks)) if regular else (0, 0, 0)
 
 
 @dataclass(frozen=True)

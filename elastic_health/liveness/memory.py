@@ -7,10 +7,11 @@ was suspended) is taken off every age that spans it, and for one beat after it n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from elastic_health.liveness.bounds import Habits
-from elastic_health.liveness.facts import Phase, ProcState, RankFacts
+from elastic_health.liveness.facts import GroupFrontier, Phase, ProcState, RankFacts
 from elastic_health.policies import StallPolicy
 
 KEPT_GAPS = 16
@@ -171,9 +172,17 @@ def _learn(
     learned.setdefault(f"{before.key}:busy", []).append(gap_s)
 
 
-def _members(memory: JudgeMemory, facts: Iterable[RankFacts]) -> dict[str, frozenset[int]]:
-    members = {name: set(ranks) for name, ranks in memory.members.items()}
+def _members(memory: JudgeMemory, facts: Iterable[RankFacts]) -> Mapping[str, frozenset[int]]:
+    """Ranks of each group, from all that were ever told.  What is known already costs one look a rank."""
+    grown: dict[str, set[int]] = {}
     for fact in facts:
         for group in fact.frontier:
-            members.setdefault(group.group, set()).update((fact.rank, *group.ranks))
-    return {name: frozenset(ranks) for name, ranks in members.items()}
+            known = grown.get(group.group) or memory.members.get(group.group, frozenset())
+            if fact.rank not in known or not _covered(known, group):
+                grown.setdefault(group.group, set(known)).update((fact.rank, *group.told()))
+    return {**memory.members, **{name: frozenset(ranks) for name, ranks in grown.items()}} if grown else memory.members
+
+
+def _covered(known: AbstractSet[int], group: GroupFrontier) -> bool:
+    """By its ends and its size: one name stands for one set of ranks."""
+    return not group.size or (group.size <= len(known) and all(rank in known for rank in group.first_last))

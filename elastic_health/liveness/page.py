@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from elastic_health.liveness.facts import GroupFrontier, Phase
+from elastic_health.liveness.facts import GroupFrontier, Phase, progression
 
 MAGIC = b"EHPAGE03"
 PAGE_BYTES = 4096
@@ -121,7 +121,7 @@ def pack_beat(seq: int, b: Beat) -> bytes:
     head = _BEAT.pack(
         seq, b.pid, b.beat_at, b.activity, b.activity_at, b.frontier_at, b.warmable, b.modules, b.running, min(len(b.groups), GROUPS)
     )
-    groups = (_GROUP.pack(_name(g.group), g.enqueued, g.completed, _name(g.op), *_progression(g.ranks)) for g in b.groups[:GROUPS])
+    groups = (_GROUP.pack(_name(g.group), g.enqueued, g.completed, _name(g.op), *progression(g.ranks)) for g in b.groups[:GROUPS])
     return sealed((head + b"".join(groups)).ljust(_BEAT_BYTES, b"\0"))
 
 
@@ -194,16 +194,6 @@ def _read_order(page: bytes) -> Order:
         return Order()
     _, beat_at, deadline, generation, hold, wish = _ORDER.unpack(body)
     return Order(beat_at, deadline, generation, bool(hold), wish)
-
-
-def _progression(ranks: tuple[int, ...]) -> tuple[int, int, int]:
-    """(first, stride, how many) of an arithmetic progression, as the groups of data, tensor and pipeline parallelism are;
-    (0, 0, 0) for anything else."""
-    if not ranks:
-        return (0, 0, 0)
-    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-    regular = stride > 0 and ranks == tuple(range(ranks[0], ranks[0] + stride * len(ranks), stride))
-    return (ranks[0], stride, len(ranks)) if regular else (0, 0, 0)
 
 
 def _name(text: str) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 from elastic_health.codec import load, shown
 from elastic_health.errors import BadValue, DataError
 from elastic_health.exits import ExitStatus
-from elastic_health.generations import Budget, Candidate, CheckpointRecord, CheckpointState, Generation, StoreAddress
+from elastic_health.generations import Budget, Candidate, CheckpointRecord, CheckpointState, Generation, MemberShard, StoreAddress, whole
 from elastic_health.incidents import Record
 from elastic_health.liveness.summary import Published, Summary
 from elastic_health.recovery.skips import read_skips
@@ -134,7 +134,7 @@ def snapshot(keys: RunKeys, kvs: Iterable[KeyValue]) -> RunSnapshot:
     return RunSnapshot(
         keys=keys,
         current=next((c.generation for c in each("current", Current)), 0),
-        generations=numbered("generations", Generation, lambda g: g.number, keys.generation),
+        generations=_whole(numbered("generations", Generation, lambda g: g.number, keys.generation), groups.get("members", ()), bad),
         verdicts=numbered("verdicts", Verdict, lambda v: v.generation, keys.verdict),
         records=tuple(r for _, r in _loaded(in_order("records"), Record, bad)),
         checkpoints=tuple(each("checkpoints", CheckpointRecord)),
@@ -150,6 +150,18 @@ def snapshot(keys: RunKeys, kvs: Iterable[KeyValue]) -> RunSnapshot:
         mods={kv.key: kv.mod_revision for kvs_ in groups.values() for kv in kvs_},
         unreadable=tuple(bad),
     )
+
+
+def _whole(found: Mapping[int, Generation], shards: Iterable[KeyValue], bad: list[str]) -> Mapping[int, Generation]:
+    """Long member lists put together."""
+    parts = {kv.key.rsplit("/", 1)[1]: part for kv, part in _loaded(shards, MemberShard, bad)}
+    put: dict[int, Generation] = {}
+    for g in found.values():
+        try:
+            put[g.number] = whole(g, parts)
+        except DataError as e:
+            bad.append(f"generation {g.number}: {e}")
+    return put
 
 
 def _loaded(kvs: Iterable[KeyValue], cls: type[Any], bad: list[str]) -> Iterable[tuple[KeyValue, Any]]:

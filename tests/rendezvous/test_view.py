@@ -80,7 +80,7 @@ def test_a_snapshot_replaces_all_that_it_speaks_of() -> None:
 @pytest.mark.spec("R1")
 @given(st.lists(st.tuples(st.sampled_from(sorted(VALUES)), st.booleans()), max_size=20))
 def test_changes_one_by_one_end_where_a_snapshot_does(steps: list[tuple[str, bool]]) -> None:
-    view, store = View(), dict[str, KeyValue]()
+    view, store = View(complete=True), dict[str, KeyValue]()
     for revision, (key, there) in enumerate(steps, 2):
         event = put(key, VALUES[key], revision) if there else gone(key, revision)
         view = changed(view, event)

@@ -125,6 +125,7 @@ UNSEEN = (ev.Say, ev.WriteRecord)
 """Effects that nobody but people can see: no boundary before them."""
 CARRY: Mapping[type, Callable[[Node, Any], object]] = {
     ev.Send: lambda n, e: n.world.send(n, e),
+    ev.Attend: lambda n, e: n.mine(n.world.clockwork.delay(), n.attend),
     ev.GrantLease: lambda n, e: n.world.grant(n, e.ttl_s),
     ev.RenewLease: lambda n, e: n.world.renew(n, e.lease),
     ev.RevokeLease: lambda n, e: n.world.revoke(n, e.lease),

@@ -10,10 +10,11 @@ from elastic_health.generations import CheckpointRecord, Generation, RunSpec
 from elastic_health.incidents import Incident
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous import membership
+from elastic_health.rendezvous.keys import RunKeys
 from elastic_health.rendezvous.serve import page_deadline
 from elastic_health.rendezvous.state import Me, Phase, Settings, State, Workers
-from elastic_health.rendezvous.store import WatchBatch
-from elastic_health.rendezvous.view import Who
+from elastic_health.rendezvous.store import WatchBatch, WatchEvent
+from elastic_health.rendezvous.view import Part, Who
 from elastic_health.verdicts import Cause
 from tests.simulator.arms import CARRY, LATE_S, UNSEEN
 from tests.simulator.ledger import need
@@ -25,6 +26,8 @@ HOME = (Phase.STARTING, Phase.RUNNING, Phase.HOLDING, Phase.STOPPING)
 PROGRESS_S = 2.0
 COMPACTION = 0.01
 """How often a delivery finds its past compacted though nobody planned it."""
+PART_LATE = 0.3
+"""How often a watch beside the main one lags behind it."""
 
 
 @dataclass
@@ -63,6 +66,8 @@ class Node:
     crew: Crew | None = None
     left: int | None = None
     seen: int = 0
+    fleet_seen: int = 0
+    heard: dict[Part, int] = field(default_factory=dict)
     told: int = 0
     lag: float = 0.0
     slow_until: float = 0.0
@@ -91,9 +96,9 @@ class Node:
         self.drain_until, self.slept = float("inf"), False
         spec = RunSpec(w.least, w.most, "script", "train.py", 0)
         me = Me(self.name, f"life{self.life}", f"{self.name}:{self.life}", 2, spec, topology=self.place)
-        self.settings = Settings(w.keys, me, w.policies)
+        self.settings = Settings(w.keys, me, w.policies, w.few)
         self.state: State = membership.start(self.settings, self.clock())
-        self.left, self.seen, self.told = None, 0, 0
+        self.left, self.seen, self.told, self.heard = None, 0, 0, {}
         self.mine(w.clockwork.delay(), self.sync)
         self.tick_at(self.now)
 
@@ -130,30 +135,64 @@ class Node:
             self.mine(0.3, self.sync)
             return
         self.seen = w.memory.revision
-        self.feed(ev.StoreChanged(WatchBatch(self.seen, (), True, w.memory.range(w.keys.root).kvs)))
         self.feed(ev.StoreChanged(WatchBatch(self.seen, (), True, w.memory.range(w.quarantine).kvs), True))
+        some = w.memory.range(w.keys.candidates, limit=1).kvs
+        self.feed(ev.StoreChanged(WatchBatch(self.seen, tuple(WatchEvent(False, kv) for kv in some)), part=Part.GONE))
+        self.fleet_seen = self.seen
+        self.heard = dict.fromkeys((Part.REST, Part.BUDGET, Part.GONE), self.seen)
+        for part in (Part.BUDGET, Part.REST):
+            self.feed(ev.StoreChanged(self._present(part), part=part))
         self.watch()
+
+    def attend(self) -> None:
+        """As the shell does: the old watches end, all is read, one watch of all begins."""
+        w = self.world
+        self.heard = {}
+        if not self.reaches_store() or self.paused:
+            self.mine(0.3, self.attend)
+            return
+        self.seen = w.memory.revision
+        self.heard = {Part.ALL: self.seen}
+        self.feed(ev.StoreChanged(self._present(Part.ALL)))
+        self.watch()
+
+    def _present(self, part: Part) -> WatchBatch:
+        w = self.world
+        return WatchBatch(w.memory.revision, (), True, w.memory.range(*_wanted(w.keys, part)[:2]).kvs)
 
     def watch(self) -> None:
         """Something may be new: deliver it a little late.  Called again when a cut, an outage or a pause ends."""
-        if self.running and self.seen and not self._watching and self.seen < self.world.memory.revision:
+        behind = any(at < self.world.memory.revision for at in self.heard.values())
+        if self.running and self.seen and not self._watching and behind:
             self._watching = True
             self.mine(self.lag + self.world.clockwork.delay(0.03), self._deliver)
 
     def _deliver(self) -> None:
         self._watching = False
         w = self.world
-        if not self.reaches_store() or self.paused or self.seen >= w.memory.revision:
+        if not self.reaches_store() or self.paused or not self.heard:
             return
         if w.compacting or w.clockwork.random.random() < COMPACTION:
             w.memory.compact(w.memory.revision)
-        seen, self.seen = self.seen, w.memory.revision
-        for prefix, fleet in ((w.keys.root, False), (w.quarantine, True)):
-            missed = w.memory.since(prefix, seen + 1)
-            batch = missed[0] if missed and missed[0].snapshot else WatchBatch(self.seen, tuple(e for b in missed for e in b.events))
-            if batch.snapshot or batch.events:
-                self.feed(ev.StoreChanged(batch, fleet))
-        self.told = self.seen
+        now = w.memory.revision
+        since, self.fleet_seen = self.fleet_seen, now
+        for part in tuple(self.heard):
+            late = part in (Part.BUDGET, Part.GONE) and w.clockwork.random.random() < PART_LATE
+            if part in self.heard and self.heard[part] < now and not late:
+                begins, self.heard[part] = self.heard[part], now
+                if part in (Part.ALL, Part.REST):
+                    self.seen = now
+                prefix, after, deletions = _wanted(w.keys, part)
+                self._hear(_missed(w.memory.since(prefix, begins + 1, after, deletions), now), part)
+        batch = _missed(w.memory.since(w.quarantine, since + 1), now)
+        if batch.snapshot or batch.events:
+            self.feed(ev.StoreChanged(batch, True))
+        self.told = self.seen if self.heard else self.told
+        self.watch()
+
+    def _hear(self, batch: WatchBatch, part: Part) -> None:
+        if batch.snapshot or batch.events:
+            self.feed(ev.StoreChanged(batch, part=part))
 
     # ---- the machine
     def feed(self, event: ev.Event) -> None:
@@ -290,3 +329,17 @@ class Node:
         self.world.ledger.masks[record.name] = crew.mask
         crew.pending, crew.asked = self.world.count(), crew.position
         self.feed(ev.CommitAsked(crew.pending, record))
+
+
+def _wanted(keys: RunKeys, part: Part) -> tuple[str, str, bool]:
+    """Prefix, what comes before it, and deletions alone: as `sight_net` watches each part."""
+    if part is Part.ALL:
+        return (keys.root, "", False)
+    if part is Part.REST:
+        return (keys.root, keys.candidates, False)
+    return (keys.budget, "", False) if part is Part.BUDGET else (keys.candidates, "", True)
+
+
+def _missed(batches: list[WatchBatch], now: int) -> WatchBatch:
+    """What a watch tells of the time since it last told something: all at once, or a snapshot."""
+    return batches[0] if batches and batches[0].snapshot else WatchBatch(now, tuple(e for b in batches for e in b.events))

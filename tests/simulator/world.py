@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ class World:
         self.quarantine = f"{FleetKeys(self.keys.prefix).quarantine}nodes/"
         self.memory = MemoryStore(min_ttl_s=2.0)
         self.policies = policies
+        self.few = random.Random(seed * 17 + 3).choice((2, 2, 3))  # with one alone, a stuck former would be waited for longer
         self.least, self.most, self.total, self.every = least, most, total, every
         self.ledger = Ledger(self.memory, self.keys, least, most, policies.recovery.caps.total, lambda: self.clockwork.now)
         self.nodes = [Node(self, f"n{i}") for i in range(nodes)]
