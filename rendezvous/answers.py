@@ -130,10 +130,10 @@ def _shard(d: Draft, sent: Sent, _: TxnResult) -> None:
         d.set(listing=dataclasses.replace(listing, done=listing.done + 1))
 
 
-def _form(d: Draft, _: Sent, r: TxnResult) -> None:
+def _form(d: Draft, sent: Sent, r: TxnResult) -> None:
     """It has landed; the view shows it in a moment, and a second try would only be refused."""
     if r.succeeded:
-        d.quiet(Purpose.FORM, d.s.settings.policies.membership.former_delay_s)
+        d.set(formed=max(d.s.formed, *map(int, sent.names)))
 
 
 def _verdict(d: Draft, sent: Sent, r: TxnResult) -> None:

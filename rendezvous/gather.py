@@ -41,12 +41,14 @@ def formation(d: Draft) -> None:
         if wait.until:
             d.wake(wait.until)
         return
+    if d.s.formed > d.s.view.current:
+        return
     members = ranked(found.entries, s.view.generation)
     names = shards(d, members) if d.can_send(Purpose.FORM) else None
     if names is not None:
         d.quiet(Purpose.FORM, 0.2)
         d.set(listing=None)
-        d.send(Purpose.FORM, _form(d, members, names))
+        d.send(Purpose.FORM, _form(d, members, names), names=(str(d.s.view.current + 1),))
 
 
 def _knowledge(d: Draft) -> Knowledge:
@@ -130,4 +132,5 @@ def in_place_formation(d: Draft) -> None:
         return
     g = fence.in_place(last, last.number + 1, plan=choice.plan, restarts=budget.restarts)
     d.quiet(Purpose.FORM, 0.2)
-    d.send(Purpose.FORM, fence.form(s.settings.keys, s.view, s.who, g, budget, choice.abandon, _why_left(s.view.verdict), d.stamp()))
+    txn = fence.form(s.settings.keys, s.view, s.who, g, budget, choice.abandon, _why_left(s.view.verdict), d.stamp())
+    d.send(Purpose.FORM, txn, names=(str(g.number),))

@@ -268,6 +268,7 @@ class State:
     lost_since: float | None = None
     formable_since: float | None = None
     listing: Listing | None = None
+    formed: int = 0
     ready_since: float | None = None
     verdict_seen: Mapping[int, float] = field(default_factory=dict)
     opened: int = 0
