@@ -132,13 +132,13 @@ def urgent(c: Config, s: State, n: int) -> Iterator[Move]:
         yield (n, "stops its workers: it could not renew its lease"), stop(s, n)
     elif d.phase == "stopping" and d.work is not None and d.page == 0:
         yield (n, "has ended its workers"), reap(s, n)
-    elif _must_hear(s, n):
-        yield (n, "hears of the verdict, from the store or a peer"), stop(s, n)
 
 
-def _must_hear(s: State, n: int) -> bool:
+def must_hear(s: State, n: int) -> bool:
+    """Its candidate is gone and it works on under a verdict: it is told, by a peer or the store, before a tick passes."""
     d = s.nodes[n]
-    return d.phase in HOME and verdict(s, d.g) is not None and d.gone >= LINK and not d.excused and (heard(s, n) or reaches(s, n))
+    told = d.life == "R" and d.phase in HOME and d.cand is None and not d.excused and verdict(s, d.g) is not None
+    return told and (heard(s, n) or reaches(s, n))
 
 
 # ---- all other moves of a running agent

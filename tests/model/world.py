@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.agents import Move, drop, moves, over, reaches, spawned, talks, urgent, verdict
+from tests.model.agents import Move, drop, moves, must_hear, over, reaches, spawned, talks, urgent, verdict
 from tests.model.shape import BACK, HOME, LEASE, LINK, OUTAGE, RESENT, Broken, Config, Node, State, Txn
 from tests.model.store import WAIT, heard, land, with_node
 from tests.model.tidy import tidy
@@ -27,7 +27,7 @@ def successors(c: Config, s: State) -> list[tuple[tuple[object, ...], bool, Stat
 def _calm(c: Config, s: State) -> Iterator[Move]:
     yield from _store(c, s)
     for n, d in enumerate(s.nodes):
-        yield from _recovery(c, s, n, d)
+        yield from ((label, _seen_now(s, n, t)) for label, t in _recovery(c, s, n, d))
         if d.life == "R" and d.phase != "left":
             yield from (_at_once(c, s, m) for m in moves(c, s, n)) if c.coarse else moves(c, s, n)
             yield from _answers(s, n, d)
@@ -36,7 +36,7 @@ def _calm(c: Config, s: State) -> Iterator[Move]:
     yield from _steps(c, s)
     yield from _halts(c, s)
     later = tick(c, s)
-    if later is not s:
+    if later is not s and not any(must_hear(s, n) for n in range(c.nodes)):
         yield (None, "a tick passes"), later
 
 
@@ -142,6 +142,14 @@ def _link(s: State, n: int, d: Node) -> int:
     hub = s.gens[d.g - 1].members[0][0]
     up = hub == n or (talks(s, n, hub) and talks(s, hub, n))
     return LINK if up and d.link else max(0, d.link - 1)
+
+
+def _seen_now(s: State, n: int, t: State) -> State:
+    """Members that n can tell only now of a verdict that it sees only now: a former counts from what it has seen itself."""
+    for m, d in enumerate(t.nodes):
+        if d.gone and (m != n or t.up is not s.up) and must_hear(t, m) and not must_hear(s, m):
+            t = with_node(t, m, d._replace(gone=0))
+    return t
 
 
 # ---- leases in the store, faults that end, agents that notice
