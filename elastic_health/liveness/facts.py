@@ -122,6 +122,15 @@ class RankFacts:
     age_s: float = 0.0
 
 
+def settled(fact: RankFacts) -> RankFacts:
+    """A rank whose script is over waits in no collective any more: its page was written for the last time before the
+    interpreter took itself apart, which takes seconds on a busy machine, and may still show its last one as under way."""
+    if fact.phase is not Phase.DONE:
+        return fact
+    frontier = tuple(replace(g, completed=max(g.completed, g.enqueued)) for g in fact.frontier)
+    return replace(fact, frontier=frontier, waiting=False)
+
+
 @dataclass(frozen=True)
 class ExitFacts:
     """How one worker ended.  `code` as in `subprocess` (negative: the signal).  `tail` is the end of its stderr."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from elastic_health.findings import Finding, FindingKind
-from elastic_health.liveness.facts import ProcState, RankFacts
+from elastic_health.liveness.facts import ProcState, RankFacts, settled
 from elastic_health.liveness.memory import JudgeMemory, look
 from elastic_health.liveness.scene import (
     LEAST_WARNING_S,
@@ -60,7 +60,7 @@ def _judge(
     facts: tuple[RankFacts, ...], memory: JudgeMemory, policy: StallPolicy, now: float, world: int, whole: bool
 ) -> tuple[JudgeMemory, tuple[Finding, ...]]:
     generation = max((f.generation for f in facts), default=memory.generation)
-    facts = tuple(f for f in facts if f.generation == generation)
+    facts = tuple(settled(f) for f in facts if f.generation == generation)
     memory = look(memory, facts, policy, now)
     scene = scene_of(facts, memory, policy, now, world, whole)
     found = () if now < memory.quiet_until else _findings(scene)

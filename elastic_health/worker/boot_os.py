@@ -8,6 +8,7 @@ finds the worker's whole tree by it.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import importlib
 import os
@@ -113,6 +114,8 @@ def watch(environ: MutableMapping[str, str]) -> None:
     generation, local = int(environ.get(variables.GENERATION, "0")), int(told[variables.LOCAL] or environ.get("LOCAL_RANK", "0"))
     set_home(lambda: _home(page, told[variables.LINK], run, generation, local, pid))
     os.register_at_fork(after_in_child=lambda: _in_child(page))
+    # The first one registered runs last: all that the script does at its end is behind it.
+    atexit.register(page.phase, Phase.DONE)
     Watchdog(page, told[variables.SERVER]).start()
 
 

@@ -53,6 +53,14 @@ SCENES = {
     "all outside collectives": ([idle(0, 61), idle(1, 62)], [(K.NO_PROGRESS, (0, 1), True)]),
     "one ended, the other still tidies up": ([facts(0, proc=ProcState.GONE), idle(1, 200)], []),
     "one ended before it entered": ([idle(0, 9, proc=ProcState.GONE), held(1, 6)], [(K.NEVER_ENTERED, (0,), True)]),
+    "two take their interpreters apart, their pages as they were last": (
+        [held(0, 30, seq=140, phase=Phase.DONE), held(1, 31, seq=139, op="gloo:broadcast", phase=Phase.DONE)],
+        [],
+    ),
+    "one is done, and another still needs it": (
+        [idle(0, 700, phase=Phase.DONE, proc=ProcState.GONE), held(1, 6)],
+        [(K.NEVER_ENTERED, (0,), True)],
+    ),
     "its facts are old": ([held(0, 6), idle(1, 6, age_s=9.0)], []),
     "its facts are old, another is missing": (
         [held(0, 6), idle(1, 6, age_s=9.0), idle(2, 6)],

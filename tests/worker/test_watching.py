@@ -66,7 +66,9 @@ def test_beats_from_the_first_line_to_the_last_atexit_handler(tmp_path: Path) ->
         worker.process.stdin.flush()
         assert worker.process.stdout.readline() == b"late\n"
         until(lambda: not worker.page.look().beat.running)
+        assert worker.page.look().mark.phase is Phase.SCRIPT
         assert worker.outcome().code == 0
+        assert worker.page.look().mark.phase is Phase.DONE, "said last of all, before the interpreter goes"
 
 
 def test_a_page_outlives_sigstop_and_sigkill(tmp_path: Path) -> None:
