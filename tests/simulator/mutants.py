@@ -115,6 +115,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "rendezvous/membership.py",
         "d.s.gone_since.get(who, d.now)",
         "d.s.gone_since.get(who, d.s.since)",
+        seen=True,
     ),
     "end_of_stream_is_death": Mutant(
         "a link that ends with an end of stream proves the process dead",
