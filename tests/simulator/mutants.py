@@ -68,8 +68,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "verdict_overwritten": Mutant(
         "of a generation with a dead member nobody says anything else, so the verdict need not be absent",
         "rendezvous/fence.py",
-        "    compares = [Compare(key, Target.CREATE, 0)]\n    if v.kind",
-        "    compares = [] if dead else [Compare(key, Target.CREATE, 0)]\n    if v.kind",
+        "    compares = [Compare(key, Target.CREATE, 0), *(Compare(k",
+        "    compares = [*([] if dead else [Compare(key, Target.CREATE, 0)]), *(Compare(k",
     ),
     # ---- the lease
     "lease_from_the_reply": Mutant(
@@ -88,8 +88,8 @@ MUTANTS: Mapping[str, Mutant] = {
     "watch_gap": Mutant(
         "a list after a compaction is taken for the changes that were missed: what is gone stays",
         "rendezvous/view.py",
-        '            if (name == "quarantined") == fleet:\n                self._changed[name] = {}',
-        '            if (name == "quarantined") == fleet and not self._view.revision:\n                self._changed[name] = {}',
+        '            if (name == "quarantined") == fleet and part',
+        '            if (name == "quarantined") == fleet and not self._view.revision and part',
         seen=True,
     ),
     "watch_gap_at_the_quarantine": Mutant(
@@ -103,18 +103,15 @@ MUTANTS: Mapping[str, Mutant] = {
     "double_former": Mutant(
         "nobody but rank 0 forms in place, so nothing of its transaction need be compared",
         "rendezvous/gather.py",
-        "    d.quiet(Purpose.FORM, 0.2)\n"
-        "    d.send(Purpose.FORM, fence.form(s.settings.keys, s.view, s.who, g, budget, choice.abandon, "
-        "_why_left(s.view.verdict), d.stamp()))",
-        "    d.quiet(Purpose.FORM, 0.2)\n"
-        "    txn = fence.form(s.settings.keys, s.view, s.who, g, budget, choice.abandon, _why_left(s.view.verdict), d.stamp())\n"
-        "    d.send(Purpose.FORM, Txn(txn.compare[1:2], txn.then, txn.otherwise))",
+        "    d.send(Purpose.FORM, txn, names=(str(g.number),))",
+        "    d.send(Purpose.FORM, Txn(txn.compare[1:2], txn.then, txn.otherwise), names=(str(g.number),))",
     ),
     "gone_since_the_phase_began": Mutant(
         "the time to wait for one who is gone counts from when the own phase began",
         "rendezvous/membership.py",
-        "d.s.gone_since.get(who, d.now)",
-        "d.s.gone_since.get(who, d.s.since)",
+        "d.s.gone_since.get(m.who, d.now)",
+        "d.s.gone_since.get(m.who, d.s.since)",
+        seen=True,
     ),
     "end_of_stream_is_death": Mutant(
         "a link that ends with an end of stream proves the process dead",

@@ -11,7 +11,7 @@ import pytest
 from tests.simulator.mutants import MUTANTS, Mutant
 from tests.simulator.mutation import ENOUGH, ROOT, check, child, first_failure, main, plant, planted
 
-SOON = ("ready_before_preflight", "retention_unfenced", "verdict_overwritten")
+SOON = ("ready_before_preflight", "retention_unfenced", "no_fence")
 
 
 @pytest.mark.parametrize("name", MUTANTS)
