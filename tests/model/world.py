@@ -137,7 +137,7 @@ def _older(s: State, n: int, d: Node) -> Node:
 
 
 def _link(s: State, n: int, d: Node) -> int:
-    if not d.g or d.phase not in HOME:
+    if not d.g or (d.phase not in HOME and d.phase != "stopping"):
         return d.link
     hub = s.gens[d.g - 1].members[0][0]
     up = hub == n or (talks(s, n, hub) and talks(s, hub, n))
