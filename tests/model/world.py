@@ -145,9 +145,12 @@ def _link(s: State, n: int, d: Node) -> int:
 
 
 def _seen_now(s: State, n: int, t: State) -> State:
-    """Members that n can tell only now of a verdict that it sees only now: a former counts from what it has seen itself."""
+    """A former counts from when it has seen itself that a candidate is gone and that there is a verdict.  When nobody else had
+    the store until n has it again, that is now."""
+    if not reaches(t, n) or t.nodes[n].life != "R" or (reaches(s, n) and s.nodes[n].life == "R"):
+        return t
     for m, d in enumerate(t.nodes):
-        if d.gone and (m != n or t.up is not s.up) and must_hear(t, m) and not must_hear(s, m):
+        if d.gone and not any(k != m and reaches(s, k) and x.life == "R" for k, x in enumerate(s.nodes)):
             t = with_node(t, m, d._replace(gone=0))
     return t
 
