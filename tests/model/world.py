@@ -118,7 +118,7 @@ def _older(s: State, n: int, d: Node) -> Node:
     conn, held = reaches(s, n), d.cand is not None and d.cand[1] == d.inc
     own, store, out, page, gone = d.own, d.store, d.out, d.page, d.gone
     asks = d.phase == "joining" and d.cand is None and store > 0
-    if d.life == "R" and conn and (held or asks) and out < BACK:
+    if d.life == "R" and d.phase != "left" and conn and (held or asks) and out < BACK:
         own, store, out = LEASE, LEASE, 0
     else:
         own, store = max(0, own - 1), max(0, store - 1)
