@@ -64,7 +64,7 @@ sweep: $(STAMP)  ## simulator: every fault at every boundary (20 minutes on 2 id
 mutants: $(STAMP)  ## each planted bug passes the unit tests and fails the simulator (20 minutes on 2 idle cores)
 	@$(PY) -m tests.simulator.mutation
 
-model: $(STAMP)  ## protocol model: every reachable state of 1-3 nodes with faults (at most 30 minutes and 6 GB; MODEL_ARGS=--help)
+model: $(STAMP)  ## protocol model: every reachable state of 1-3 nodes with faults (at most 10 minutes and 2 GB; MODEL_ARGS=--help)
 	@$(PY) -m tests.model $(MODEL_ARGS)
 
 outage: $(STAMP)  ## a real run rides through store outages: MINUTES=5 each (then 15 minutes in all)

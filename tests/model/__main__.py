@@ -27,7 +27,7 @@ INVARIANTS = {
     "I8": "the only restore point stays",
     "R7": "nothing of an old group runs beside a new one",
 }
-BUDGET_S = 1800.0
+BUDGET_S = 600.0
 
 
 def main() -> int:

@@ -100,7 +100,6 @@ def test_without_a_rule_an_invariant_breaks(rule: str) -> None:
     assert f.history
 
 
-@pytest.mark.slow
 @pytest.mark.spec("R1", "R10")
 def test_with_the_rules_the_same_runs_hold() -> None:
     for c in {c for _, c in LAPSES.values()}:

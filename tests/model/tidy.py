@@ -29,7 +29,9 @@ def _node(d: Node, asks: bool, member: bool, cur: int) -> Node:
     """Deadlines that nothing hangs on get their resting value."""
     ch: dict[str, Any] = {}
     if d.phase not in HOME:
-        ch["link"], ch["out"] = LINK, 0
+        ch["out"] = 0
+        if d.phase != "stopping" or d.work is None:
+            ch["link"] = LINK
     if d.life == "H" and d.g and d.link == 0:
         ch["phase"], ch["g"] = "joining", 0
     if d.cand is None and not (asks and d.life in "RPZ"):

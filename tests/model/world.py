@@ -118,7 +118,7 @@ def _older(s: State, n: int, d: Node) -> Node:
     conn, held = reaches(s, n), d.cand is not None and d.cand[1] == d.inc
     own, store, out, page, gone = d.own, d.store, d.out, d.page, d.gone
     asks = d.phase == "joining" and d.cand is None and store > 0
-    if d.life == "R" and conn and (held or asks) and out < BACK:
+    if d.life == "R" and d.phase != "left" and conn and (held or asks) and out < BACK:
         own, store, out = LEASE, LEASE, 0
     else:
         own, store = max(0, own - 1), max(0, store - 1)
@@ -137,7 +137,7 @@ def _older(s: State, n: int, d: Node) -> Node:
 
 
 def _link(s: State, n: int, d: Node) -> int:
-    if not d.g or d.phase not in HOME:
+    if not d.g or (d.phase not in HOME and d.phase != "stopping"):
         return d.link
     hub = s.gens[d.g - 1].members[0][0]
     up = hub == n or (talks(s, n, hub) and talks(s, hub, n))
@@ -145,9 +145,12 @@ def _link(s: State, n: int, d: Node) -> int:
 
 
 def _seen_now(s: State, n: int, t: State) -> State:
-    """Members that n can tell only now of a verdict that it sees only now: a former counts from what it has seen itself."""
+    """A former counts from when it has seen itself that a candidate is gone and that there is a verdict.  When nobody else had
+    the store until n has it again, that is now."""
+    if not reaches(t, n) or t.nodes[n].life != "R" or (reaches(s, n) and s.nodes[n].life == "R"):
+        return t
     for m, d in enumerate(t.nodes):
-        if d.gone and (m != n or t.up is not s.up) and must_hear(t, m) and not must_hear(s, m):
+        if d.gone and not any(k != m and reaches(s, k) and x.life == "R" for k, x in enumerate(s.nodes)):
             t = with_node(t, m, d._replace(gone=0))
     return t
 
