@@ -201,6 +201,8 @@ class World:
         if g.kind is GenerationKind.IN_PLACE:
             self.happened("in-place form", former)
             return
+        # Its leaving was under way when the former still read it as ready.
+        self.unaware += sum(n.left is not None and g.member(*n.state.who) is not None for n in self.nodes)
         for n in self.nodes:
             if n.crew is None or n.crew.communicator >= g.number:
                 continue
