@@ -32,6 +32,7 @@ LEFT_OUT: Mapping[str, str] = {
     "store": "an address behind the fence; a member that waits for it waits as one that has not spawned yet",
     "publish": "a fenced put that nothing reads back; `commit` is behind the same fence",
     "leaving": "`member` once more, with a mark that only those read who count who stays",
+    "shard": "a part of a member list too long for one key, under a name of its own: nothing refers to it before `form`",
     "forget": "behind the same fence as `delete`, on records whose files are gone already",
     "resume": "a person starts an ended run again, when no member is left: another run, which begins with a verdict",
     "leave": "taken together with leaving: it deletes an incarnation that is over",
