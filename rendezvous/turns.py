@@ -31,6 +31,7 @@ from elastic_health.rendezvous.view import Who
 from elastic_health.verdicts import Cause, Verdict, VerdictKind
 
 _MOST_ROUNDS = 12
+_LAST_WORD_S = 1.0
 
 
 def turn(d: Draft) -> None:
@@ -238,6 +239,8 @@ def _stopping(d: Draft) -> None:
     s = d.s
     if s.workers is not Workers.NONE:
         return
+    if s.stopping is not None and s.under_way(Purpose.VERDICT) is not None and s.fresh(d.now) and d.now < s.since + _LAST_WORD_S:
+        return d.wake(s.since + _LAST_WORD_S)  # gone before its word has landed, it would be missed as a lost member
     over = ended(s.view) or end_of(s.ended) or stopped(s)
     d.do(ev.Tell(None, Goodbye(s.generation) if s.stopping or over else Reaped(s.generation)), ev.CloseLinks(s.generation))
     if over is not None:

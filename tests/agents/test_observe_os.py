@@ -80,7 +80,7 @@ def test_what_a_child_does_is_the_workers_work() -> None:
 
 
 def test_what_ended_children_did_is_kept() -> None:
-    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'sum(range(10**7))'])\n{SLEEP}"
+    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'sum(range(4 * 10**7))'])\n{SLEEP}"
     with worker(code) as (process, observer):
         own = read_cpu_s(process.pid)
         assert own is not None

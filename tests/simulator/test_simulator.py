@@ -163,7 +163,7 @@ def test_a_kind_of_fault_that_never_struck_is_an_error() -> None:
 
 def test_a_history_tells_generations_verdicts_and_checkpoints() -> None:
     strikes = (Strike("halt and roll back", 0.3, "txn commit", 2, -2),)
-    o = simulate(3, Setup(strikes=strikes, total=30))
+    o = simulate(15, Setup(strikes=strikes, total=30))
     text = "\n".join(o.history)
     assert not o.broken, show(o)
     parts = (
