@@ -92,7 +92,8 @@ def probe(endpoint: Endpoint, tls: TlsFiles | None, timeout_s: float) -> Probe:
             detail = f"the server's certificate does not hold: {error.verify_message}"
             return Probe(Listener.TLS_REFUSED, detail, _VERIFY_DO.get(error.verify_code, _CHECK_TLS))
         except ssl.SSLError as error:
-            if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)) or error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
+            closed = isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
+            if closed or error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
                 return Probe(Listener.OTHER, f"closed the connection{_tls_hint(tls)}")
             return _refused_by_server(error, tls)
         except OSError as error:
