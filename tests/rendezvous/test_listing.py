@@ -95,7 +95,7 @@ def test_a_short_list_stays_in_the_record() -> None:
 NODES, NAME = 6000, "gpu-worker-{:05d}-xxxxxxxxxxxxxxxxxxxxxxxxx"
 
 
-def candidates(store: Store, keys: RunKeys, spec: RunSpec) -> None:
+def candidates(store: Store, keys: RunKeys, spec: RunSpec, lease: int) -> None:
     """All but the former, a hundred at a time."""
     stamp = fence.Stamp("", "test")
     for first in range(1, NODES, 100):
@@ -103,7 +103,7 @@ def candidates(store: Store, keys: RunKeys, spec: RunSpec) -> None:
         for i in range(first, min(first + 100, NODES)):
             node = NAME.format(i)
             c = Candidate(node, f"{i:08x}-0", CandidateState.READY, f"{node}:29400", 8, spec)
-            puts.append(Put(keys.candidate(c.node, c.incarnation), stamp.value(c)))
+            puts.append(Put(keys.candidate(c.node, c.incarnation), stamp.value(c), lease))
         store.txn(Txn((), tuple(puts)))
 
 
@@ -128,7 +128,7 @@ def test_six_thousand_nodes_form_on_a_real_etcd(one_etcd: EtcdCluster) -> None:
                     purposes.append(state.sent[e.id].purpose)
                     todo.append(answer(e.id, store.txn(e.txn)))
                 if isinstance(e, ev.RunPreflight):
-                    candidates(store, keys, spec)
+                    candidates(store, keys, spec, lease.id)
                     todo.append(ev.PreflightDone(True))
             if purposes[-1:] == [Purpose.READY] and not any(isinstance(e, ev.StoreChanged) for e in todo):
                 found = store.range(keys.root)
