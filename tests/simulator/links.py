@@ -94,8 +94,8 @@ class Links:
     def _carry(self, node: Node, who: Who, message: LinkMessage) -> None:
         peer = self.find(who)
         if peer is not None and not self.parted(node, peer):
-            # Under the name that the link was made with, whatever incarnation its end is by now.
-            me = next((w for w in peer.linked if w[0] == node.name), node.state.who)
+            # Under the name that the link was made with, whatever incarnation its end is by now; of two, the newer one's.
+            me = next((w for w in reversed(peer.linked) if w[0] == node.name), node.state.who)
             peer.later(self.world.clockwork.delay(), ev.PeerSaid(me, message))
 
     def probe(self, node: Node, who: Who) -> None:
