@@ -36,6 +36,8 @@ class AgentLinks:
         self._wanted: tuple[Who, str, int] | None = None
         self._peers: dict[int, Peer] = {}
         self._dial = 0
+        # A dial can fail before its number has come back to who asked for it.
+        self._dialing = threading.Lock()
         self._closed = False
         hello = LinkHello(identity.run, identity.node, f"{identity.incarnation}-0")
         timing = LinkTiming(timeout_s=identity.policies.membership.bounds.link_timeout_s)
@@ -57,8 +59,9 @@ class AgentLinks:
 
     def connect(self, who: Who, address: str, generation: int) -> None:
         """Keep a link to `who` until `close_generation`; a failed or broken one is dialed again."""
-        self._wanted = (who, address, generation)
-        self._dial = self._links.dial(address, generation)
+        with self._dialing:
+            self._wanted = (who, address, generation)
+            self._dial = self._links.dial(address, generation)
 
     def tell(self, who: Who | None, message: LinkMessage) -> None:
         try:
@@ -99,20 +102,25 @@ class AgentLinks:
             self._peers.pop(event.peer.link, None)
             if all(p.who != event.peer.who for p in self._peers.values()):  # a newer link to it may be up already
                 self._post(ev.LinkDown(event.peer.who, event.reason.value))
-            if event.peer.link == self._dial:
+            if self._is_kept(event.peer.link):
                 self._again()
-        elif isinstance(event, DialFailed) and event.dial == self._dial:
+        elif isinstance(event, DialFailed) and self._is_kept(event.dial):
             if self._wanted is not None:
                 self._post(ev.LinkDown(self._wanted[0], event.reason.value))
             self._again()
+
+    def _is_kept(self, number: int) -> bool:
+        with self._dialing:
+            return number == self._dial
 
     def _again(self) -> None:
         """Dial the wanted agent again, a little later."""
 
         def dial() -> None:
-            wanted = self._wanted
-            if wanted is not None and not self._closed:
-                self._dial = self._links.dial(wanted[1], wanted[2])
+            with self._dialing:
+                wanted = self._wanted
+                if wanted is not None and not self._closed:
+                    self._dial = self._links.dial(wanted[1], wanted[2])
 
         if self._wanted is not None and not self._closed:
             timer = threading.Timer(REDIAL_S, dial)

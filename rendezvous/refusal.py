@@ -12,6 +12,8 @@ from elastic_health.rendezvous.state import State
 from elastic_health.rendezvous.view import View
 from elastic_health.verdicts import Verdict, VerdictKind
 
+RESUMABLE = frozenset({ExitStatus.WORKERS_FAILED, ExitStatus.BAD_CONFIG, ExitStatus.STOPPED})
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -49,10 +51,10 @@ def calls_a_person(v: Verdict | None) -> bool:
 def resumable(view: View) -> bool:
     """Did the run end in a way after which the same command simply goes on with it, its budget as it was?
 
-    A finished run is over, and a capped one is a person's to reopen.
+    A finished run is over; where a person must look (a cap, no usable checkpoint), that person reopens it.
     """
     v = view.verdict
-    return v is not None and v.kind is VerdictKind.ABORT and v.exit_status not in (ExitStatus.OK, ExitStatus.CAPPED)
+    return v is not None and v.kind is VerdictKind.ABORT and v.exit_status in RESUMABLE
 
 
 def refuse(view: View, node: str, spec: RunSpec, wall: float) -> Refusal | None:
