@@ -257,6 +257,7 @@ def _stopping(d: Draft) -> None:
         checking_told=False,
         generation=0,
         token=0,
+        joined_at=d.now,  # its patience begins anew, also when its lease ends right after this
     )
     d.go(Phase.CHECKING)
 

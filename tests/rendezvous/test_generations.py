@@ -258,6 +258,19 @@ def test_a_run_id_that_has_ended_is_refused_with_a_message() -> None:
     assert all(word in late.state.left[1] for word in ("expected", "found", "finished", "--rdzv-id", "runs reopen"))
 
 
+@pytest.mark.spec("R2")
+def test_a_member_that_must_join_again_has_all_of_its_patience() -> None:
+    """Counted from when it left the group, not from when it first joined, hours ago."""
+    g = running(1, 1, "a")
+    g.wait(30.0)
+    (a,) = g.agents
+    left = g.clock.now
+    a.judge(Cause.WORKER_EXIT, "x")
+    g.wait(3.0)
+    assert a.state.phase is Phase.RUNNING and a.state.generation == 2
+    assert a.state.joined_at >= left
+
+
 def _stopped(status: ExitStatus) -> Group:
     base = Policies().recovery
     policies = dataclasses.replace(Policies(), recovery=dataclasses.replace(base, caps=dataclasses.replace(base.caps, total=0)))
