@@ -55,7 +55,7 @@ lint: $(STAMP)  ## ruff and mypy --strict
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
 
-sim: $(STAMP)  ## simulator: SEEDS=10000 SEED0=0 (100,000 seeds: 45 minutes on 2 idle cores)
+sim: $(STAMP)  ## simulator: SEEDS=10000 SEED0=0 (100,000 seeds: about 52 minutes on 2 idle cores)
 	@$(PY) -m tests.simulator --seeds $(SEEDS) --seed0 $(SEED0)
 
 sweep: $(STAMP)  ## simulator: every fault at every boundary (20 minutes on 2 idle cores; STRIDE=10: each tenth case)
