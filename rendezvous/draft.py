@@ -12,8 +12,7 @@ from typing import Any
 
 from elastic_health._version import __version__
 from elastic_health.generations import Candidate, CandidateState, CheckpointRecord, CheckpointState
-from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous import fence
+from elastic_health.rendezvous import events as ev, fence
 from elastic_health.rendezvous.state import Phase, Purpose, Sent, State, Workers
 from elastic_health.rendezvous.store import Txn
 from elastic_health.verdicts import Cause

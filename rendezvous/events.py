@@ -13,74 +13,28 @@ from elastic_health.incidents import Incident
 from elastic_health.messages import LinkMessage
 from elastic_health.rendezvous.effects import (
     Attend as Attend,
-)
-from elastic_health.rendezvous.effects import (
     CloseLinks as CloseLinks,
-)
-from elastic_health.rendezvous.effects import (
     CommitAnswered as CommitAnswered,
-)
-from elastic_health.rendezvous.effects import (
     Connect as Connect,
-)
-from elastic_health.rendezvous.effects import (
     Effect as Effect,
-)
-from elastic_health.rendezvous.effects import (
     GrantLease as GrantLease,
-)
-from elastic_health.rendezvous.effects import (
     HoldWorkers as HoldWorkers,
-)
-from elastic_health.rendezvous.effects import (
     Leave as Leave,
-)
-from elastic_health.rendezvous.effects import (
     OpenStore as OpenStore,
-)
-from elastic_health.rendezvous.effects import (
     PageHuman as PageHuman,
-)
-from elastic_health.rendezvous.effects import (
     PassSignal as PassSignal,
-)
-from elastic_health.rendezvous.effects import (
     Probe as Probe,
-)
-from elastic_health.rendezvous.effects import (
     RemoveFiles as RemoveFiles,
-)
-from elastic_health.rendezvous.effects import (
     RenewLease as RenewLease,
-)
-from elastic_health.rendezvous.effects import (
     RevokeLease as RevokeLease,
-)
-from elastic_health.rendezvous.effects import (
     RunPreflight as RunPreflight,
-)
-from elastic_health.rendezvous.effects import (
     Say as Say,
-)
-from elastic_health.rendezvous.effects import (
     Send as Send,
-)
-from elastic_health.rendezvous.effects import (
     StartWorkers as StartWorkers,
-)
-from elastic_health.rendezvous.effects import (
     StopWorkers as StopWorkers,
-)
-from elastic_health.rendezvous.effects import (
     TakeUp as TakeUp,
-)
-from elastic_health.rendezvous.effects import (
     Tell as Tell,
-)
-from elastic_health.rendezvous.effects import (
     WishCheckpoint as WishCheckpoint,
-)
-from elastic_health.rendezvous.effects import (
     WriteRecord as WriteRecord,
 )
 from elastic_health.rendezvous.store import TxnResult, WatchBatch

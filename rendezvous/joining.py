@@ -10,8 +10,7 @@ from elastic_health.exits import ExitStatus
 from elastic_health.generations import CandidateState, GenerationKind
 from elastic_health.incidents import Record
 from elastic_health.recovery.reopen import resumed
-from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous import fence
+from elastic_health.rendezvous import events as ev, fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.few import ask
 from elastic_health.rendezvous.gather import formation

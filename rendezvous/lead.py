@@ -8,8 +8,7 @@ from elastic_health.checkpoints.line import top
 from elastic_health.checkpoints.retention import Keep, expendable, forgettable
 from elastic_health.generations import CheckpointState, Generation
 from elastic_health.policies import GATHER_MOST, ScaleUp
-from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous import fence
+from elastic_health.rendezvous import events as ev, fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.forming import ready
 from elastic_health.rendezvous.judging import incident, judge

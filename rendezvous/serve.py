@@ -9,8 +9,7 @@ nothing is known of its lease, and the link timeout since its end has not passed
 from __future__ import annotations
 
 from elastic_health.generations import CandidateState
-from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous import fence
+from elastic_health.rendezvous import events as ev, fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.judging import judge
 from elastic_health.rendezvous.state import Peer, Phase, Purpose, State

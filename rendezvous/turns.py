@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from elastic_health.exits import ExitStatus
 from elastic_health.generations import CandidateState, GenerationKind
 from elastic_health.messages import Goodbye, Reaped, Started, VerdictSeen, WorkersDone
-from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous import fence
+from elastic_health.rendezvous import events as ev, fence
 from elastic_health.rendezvous.draft import Draft
 from elastic_health.rendezvous.few import attend
 from elastic_health.rendezvous.gather import in_place_formation

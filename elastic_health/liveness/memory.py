@@ -6,8 +6,7 @@ was suspended) is taken off every age that spans it, and for one beat after it n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from elastic_health.liveness.bounds import Habits

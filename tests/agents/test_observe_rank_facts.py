@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elastic_health.agents.rank_facts import BUSY_IO_BYTES_PER_S, BUSY_SHARE, Watched, first_work, is_waiting, next_work, rank_facts
 from elastic_health.liveness.facts import GroupFrontier, Phase, ProcState

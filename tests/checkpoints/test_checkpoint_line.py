@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from elastic_health.checkpoints.line import Choice, ChoiceReason, ancestors, choose, descendants, head, rollback_target, top
 from elastic_health.generations import CheckpointRecord, CheckpointState, Generation, GenerationKind, RestorePlan, RunSpec

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from elastic_health.checkpoints.line import ancestors, head, rollback_target
 from elastic_health.checkpoints.retention import Forgotten, Keep, expendable, forgettable

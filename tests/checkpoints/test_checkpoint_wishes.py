@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elastic_health.checkpoints.wishes_torch import LOOK_EVERY_S, MOST_STEPS, steps_between
 from tests.checkpoints.parts import JOIN, run_ranks

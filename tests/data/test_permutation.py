@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from elastic_health.data.permutation import MAX_N, distance, grid, permute, place_of, round_keys
 from elastic_health.data.permutation_torch import permute_many, sample_indices

@@ -6,8 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from elastic_health.evidence.watchdog_log import LogEvent, WatchdogEvent, parse
 from elastic_health.evidence.watchdog_verdict import judge_log

@@ -7,8 +7,7 @@ import posixpath
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from elastic_health.evidence.layout import (
     MAX_TRACE_BYTES,

@@ -17,8 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from elastic_health.data.permutation import permute
 from elastic_health.data.shares import share

@@ -7,8 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from elastic_health.agents.link_types import DownReason, LinkHello, Purpose
 from elastic_health.agents.links import MAX_HANDSHAKE_BYTES, Broken, Got, Link, LinkOutcome, LinkState, Opened, Side, Unknown

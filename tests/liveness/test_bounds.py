@@ -6,8 +6,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elastic_health import codec
 from elastic_health.liveness.bounds import HALVE_ABOVE, LAST_BUCKET, Habits, Histogram, bucket_of, edge_s

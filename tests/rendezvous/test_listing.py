@@ -10,8 +10,7 @@ from elastic_health.codec import load
 from elastic_health.errors import DataError
 from elastic_health.generations import Candidate, CandidateState, Generation, MemberShard, RunSpec, whole
 from elastic_health.recovery.snapshot import snapshot
-from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous import fence, gather, listing
+from elastic_health.rendezvous import events as ev, fence, gather, listing
 from elastic_health.rendezvous.keys import RunKeys
 from elastic_health.rendezvous.loop_net import answer
 from elastic_health.rendezvous.membership import start, step

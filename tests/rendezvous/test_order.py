@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elastic_health.generations import Generation, Member
 from elastic_health.rendezvous.order import levels, moved, natural, picked, ranked

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_health.generations import CandidateState
-from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous import membership
+from elastic_health.rendezvous import events as ev, membership
 from elastic_health.rendezvous.lead import COMMIT_PATIENCE_S
 from elastic_health.rendezvous.serve import page_deadline
 from elastic_health.rendezvous.state import Phase, Purpose

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from elastic_health.generations import CheckpointRecord, Generation, RunSpec
 from elastic_health.incidents import Incident
-from elastic_health.rendezvous import events as ev
-from elastic_health.rendezvous import membership
+from elastic_health.rendezvous import events as ev, membership
 from elastic_health.rendezvous.keys import RunKeys
 from elastic_health.rendezvous.serve import page_deadline
 from elastic_health.rendezvous.state import Me, Phase, Settings, State, Workers

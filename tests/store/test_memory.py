@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from elastic_health.rendezvous.memory import MemoryStore
 from elastic_health.rendezvous.memory_session import Fault, FaultKind, Latency, MemorySession

@@ -6,8 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elastic_health.errors import ConfigError
 from elastic_health.rendezvous.endpoints import Endpoint, parse_endpoint, parse_endpoints

@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from elastic_health.liveness.facts import GroupFrontier
 from elastic_health.liveness.frontier import Dump, frontier, groups, moved, nameless, read_dump, shown
