@@ -40,6 +40,8 @@ def rest() -> Any:
 
 def shown(text: str, most: int = _SHOWN) -> str:
     """Foreign text as a message may repeat it: short, and printable whatever its bytes were."""
+    if len(text) <= most and text.isprintable():
+        return text
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text[: most + 1])
     return safe if len(text) <= most else f"{safe[:most]}…"
 
@@ -59,13 +61,18 @@ def plain(value: Any) -> Any:
     return value
 
 
+@functools.cache
+def _names(cls: type) -> tuple[tuple[str, ...], str]:
+    """A dataclass's own fields, and the one made by `rest()` ("": none)."""
+    fields = dataclasses.fields(cls)
+    theirs = next((f.name for f in fields if f.metadata.get(_REST)), "")
+    return tuple(f.name for f in fields if f.name != theirs), theirs
+
+
 def _plain_fields(value: Any) -> dict[str, Any]:
-    ours, theirs = {}, {}
-    for f in dataclasses.fields(value):
-        if f.metadata.get(_REST):
-            theirs = plain(getattr(value, f.name))
-        else:
-            ours[f.name] = plain(getattr(value, f.name))
+    names, rest_name = _names(type(value))
+    ours = {name: plain(getattr(value, name)) for name in names}
+    theirs = plain(getattr(value, rest_name)) if rest_name else None
     return {**ours, **{k: v for k, v in theirs.items() if k not in ours}} if theirs else ours
 
 

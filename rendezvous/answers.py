@@ -136,6 +136,14 @@ def _form(d: Draft, sent: Sent, r: TxnResult) -> None:
         d.set(formed=max(d.s.formed, *map(int, sent.names)))
 
 
+def _store(d: Draft, sent: Sent, r: TxnResult) -> None:
+    """As for a formation.  Refused: the view shows in a moment whether an earlier try has landed or the fence has moved."""
+    if r.succeeded:
+        d.set(published=sent.generation)
+    else:
+        d.quiet(Purpose.STORE, _AGAIN_S)
+
+
 def _verdict(d: Draft, sent: Sent, r: TxnResult) -> None:
     if sent.verdict is None:
         return
@@ -211,6 +219,7 @@ _ANSWERS: Mapping[Purpose, Callable[[Draft, Sent, TxnResult], None]] = {
     Purpose.REATTACH: _reattach,
     Purpose.SHARD: _shard,
     Purpose.FORM: _form,
+    Purpose.STORE: _store,
     Purpose.VERDICT: _verdict,
     Purpose.COMMIT: _commit,
     Purpose.DELETE: _delete,

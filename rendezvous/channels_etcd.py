@@ -103,13 +103,22 @@ class Channel:
         self.proven = True
         return response
 
+    def begin(self, method: str, request: Any, timeout_s: float, metadata: Metadata) -> Any:
+        """Send one unary call and return gRPC's future of it.
+
+        Raises:
+            CallFailed: the channel is closed.
+        """
+        return self._invoke(method, request, timeout_s, metadata, later=True)
+
     def stream(self, method: str, requests: Iterator[Any], timeout_s: float | None, metadata: Metadata) -> Any:
         """Open a stream; iterate over the result for responses, `cancel()` it to end."""
         return self._invoke(method, requests, timeout_s, metadata)
 
-    def _invoke(self, method: str, request: Any, timeout_s: float | None, metadata: Metadata) -> Any:
+    def _invoke(self, method: str, request: Any, timeout_s: float | None, metadata: Metadata, *, later: bool = False) -> Any:
+        call = self._calls[method].future if later else self._calls[method]
         try:
-            return self._calls[method](request, timeout=timeout_s, metadata=metadata)
+            return call(request, timeout=timeout_s, metadata=metadata)
         except ValueError as error:
             if not self._closed:
                 raise

@@ -54,8 +54,8 @@ def formation(d: Draft) -> None:
 def _knowledge(d: Draft) -> Knowledge:
     s, last = d.s, d.s.view.generation
     members = last.members if last else ()
-    later = s.view.incarnations
     missing = [m for m in members if (e := s.view.candidates.get(m.who)) is None or e.candidate.state is not CandidateState.READY]
+    later = s.view.incarnations if missing else {}
     sure = frozenset(m.who for m in missing if last and proven(d, m, last.number, later))
     answering = frozenset(m.who for m in missing if s.peers.get(m.who, Peer()).answers)
     return Knowledge(sure, answering, s.gone_since, s.verdict_seen.get(s.view.current), s.ready_since, s.formable_since)

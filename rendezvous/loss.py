@@ -108,8 +108,9 @@ def probe_missing(d: Draft) -> None:
     if d.now < seen + _PROBE_MISSING_AFTER_S:
         d.wake(seen + _PROBE_MISSING_AFTER_S)
         return
-    later = d.s.view.incarnations
-    missing = [m for m in last.members if m.who != d.s.who and _waits(d, m) and not proven(d, m, last.number, later)]
+    waiting = [m for m in last.members if m.who != d.s.who and _waits(d, m)]
+    later = d.s.view.incarnations if waiting else {}
+    missing = [m for m in waiting if not proven(d, m, last.number, later)]
     missing.sort(key=lambda m: d.s.peers.get(m.who, Peer()).probed_at or 0.0)
     for m in missing[:_PROBES_AT_ONCE]:
         probe(d, m)

@@ -130,7 +130,7 @@ def _note_gone(d: Draft, before: View, view: View) -> None:
 def _note_leaving(d: Draft, view: View) -> None:
     """Which members of the current generation have said that they leave?  Remembered when their candidates are gone."""
     record = view.generation
-    told = d.s.leaving | {who for who, e in view.candidates.items() if e.candidate.leaving}
+    told = d.s.leaving | {who for who, e in view.candidates.items() if e.candidate.leaving} if record is not None else frozenset()
     kept = frozenset(m.who for m in record.members if m.who in told) if record is not None and told else frozenset()
     if kept != d.s.leaving:
         d.set(leaving=kept)

@@ -46,6 +46,7 @@ from elastic_health.rendezvous.wire_etcd import MESSAGES, key_value, span, span_
 DEFAULT_TIMEOUT_S = 5.0
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 _TXN_THREADS = 4
+_HAS_LEADER = ("hasleader", "true")
 T = TypeVar("T")
 # sends one request on a channel: (channel, seconds left, metadata) -> response
 Send = Callable[[Channel, float, Metadata], Any]
@@ -68,6 +69,17 @@ class MemberStatus:
     @property
     def is_leader(self) -> bool:
         return self.member_id != 0 and self.member_id == self.leader_id
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An attempt that brought no answer.  `sent`: the request may have reached etcd; `code`, `text`: gRPC's."""
+
+    channel: Channel
+    metadata: Metadata
+    sent: bool
+    code: str
+    text: str
 
 
 class EtcdSession:
@@ -136,42 +148,43 @@ class EtcdSession:
     def _first_read(self, deadline: float) -> None:
         request = MESSAGES["RangeRequest"](key=b"elastic-health-first-contact", count_only=True)
         try:
-            self._ask(lambda c, left, md: c.call("Range", request, left, md), write=False, timeout_s=deadline - time.monotonic())
+            self._ask(_sender("Range", request), write=False, timeout_s=deadline - time.monotonic())
         except StoreRefused as refused:
             if PERMISSION_DENIED not in refused.found:  # logged in, merely not allowed that key
                 raise
 
     # --- the one loop through which every call goes ---
 
-    def _ask(self, send: Send, *, write: bool, timeout_s: float | None) -> Any:
-        """Send until answered, refused, ambiguous, or out of time."""
+    def _ask(self, send: Send, *, write: bool, timeout_s: float | None, failed: _Failure | None = None) -> Any:
+        """Send until answered, refused, ambiguous, or out of time.  `failed`: what has become of a first attempt, made elsewhere."""
         allowed_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + allowed_s
         pause_s, logins, last = _PAUSE_S, 0, "no time left to send anything"
-        while (left := deadline - time.monotonic()) > 0 and not self._closed:
-            channel = self._channels.current()
-            sent = False
-            try:
-                metadata = self.metadata(left)
-                if write and not channel.proven:
-                    self._prove(channel, left, metadata)
-                sent, left = True, max(0.001, deadline - time.monotonic())
-                return send(channel, left if write else self._share(left), metadata)
-            except grpc.RpcError as error:
-                code, last = error.code().name, error.details() or error.code().name
-                reply = meaning(code, last)
-            if write and sent and reply is Reply.UNKNOWN:
-                self._move_on(channel, hung=code == "DEADLINE_EXCEEDED")
+        while failed is not None or ((left := deadline - time.monotonic()) > 0 and not self._closed):
+            if failed is None:
+                channel, metadata, sent = self._channels.current(), (), False
+                try:
+                    metadata = self.metadata(left)
+                    if write and not channel.proven:
+                        self._prove(channel, left, metadata)
+                    sent, left = True, max(0.001, deadline - time.monotonic())
+                    return send(channel, left if write else self._share(left), metadata)
+                except grpc.RpcError as error:
+                    failed = _Failure(channel, metadata, sent, error.code().name, error.details() or error.code().name)
+            was, failed = failed, None
+            channel, last, reply = was.channel, was.text, meaning(was.code, was.text)
+            if write and was.sent and reply is Reply.UNKNOWN:
+                self._move_on(channel, hung=was.code == "DEADLINE_EXCEEDED")
                 found = f"{last} at {channel.endpoint.address}"
                 raise StoreAmbiguous("etcd's answer to a write", found, "read what the key holds, or send it again")
             if self._token.may_renew(reply, last) and logins < 3:
                 logins += 1
-                self._token.forget(metadata)
+                self._token.forget(was.metadata)
                 continue
             elsewhere = reply is Reply.NOT_ETCD and len(self._channels.endpoints) > 1
             if not elsewhere and reply not in (Reply.NOT_APPLIED, Reply.UNKNOWN):
                 raise refusal(reply, last, channel.endpoint.address)
-            self._move_on(channel, hung=code == "DEADLINE_EXCEEDED")
+            self._move_on(channel, hung=was.code == "DEADLINE_EXCEEDED")
             time.sleep(min(pause_s, max(0.0, deadline - time.monotonic())))
             pause_s = min(2 * pause_s, _PAUSE_MOST_S)
         names = ",".join(e.address for e in self._channels.endpoints)
@@ -203,7 +216,7 @@ class EtcdSession:
         Raises:
             grpc.RpcError: logging in failed.
         """
-        return (("hasleader", "true"), *self._token.metadata(self._channels.current(), timeout_s))
+        return (_HAS_LEADER, *self._token.metadata(self._channels.current(), timeout_s))
 
     def current(self) -> Channel:
         return self._channels.current()
@@ -226,16 +239,46 @@ class EtcdSession:
 
     def _range(self, keys: dict[str, bytes], timeout_s: float | None, limit: int = 0) -> Any:
         request = MESSAGES["RangeRequest"](**keys, limit=limit)
-        return self._ask(lambda c, left, md: c.call("Range", request, left, md), write=False, timeout_s=timeout_s)
+        return self._ask(_sender("Range", request), write=False, timeout_s=timeout_s)
 
     def txn(self, txn: Txn, *, timeout_s: float | None = None) -> TxnResult:
         check_txn(txn)
-        request = txn_message(txn)
-        return txn_result(self._ask(lambda c, left, md: c.call("Txn", request, left, md), write=writes(txn), timeout_s=timeout_s))
+        return txn_result(self._ask(_sender("Txn", txn_message(txn)), write=writes(txn), timeout_s=timeout_s))
 
     def txn_async(self, txn: Txn, done: Callable[[TxnResult | StoreError], None], *, timeout_s: float | None = None) -> None:
-        """Like `txn`, on a thread of the session; the time spent waiting for one counts.  Not ordered among each other."""
-        self._later(self._txn_pool, lambda left: self.txn(txn, timeout_s=left), done, timeout_s)
+        """Like `txn`; `done` gets what `txn` would return or raise, on any thread, and must not wait.  Not ordered among each
+        other.  The first attempt needs no thread of ours; what follows if it fails has one, and the time spent waiting for it
+        counts."""
+        allowed_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            check_txn(txn)
+        except StoreError as error:
+            return done(error)
+        request, write, deadline = txn_message(txn), writes(txn), time.monotonic() + allowed_s
+
+        def again(failed: _Failure | None) -> None:
+            def ask(left_s: float) -> TxnResult:
+                return txn_result(self._ask(_sender("Txn", request), write=write, timeout_s=left_s, failed=failed))
+
+            self._later(self._txn_pool, ask, done, deadline - time.monotonic(), failed is not None)
+
+        channel, token = self._channels.current(), self._token.held()
+        if self._closed or token is None or (write and not channel.proven):
+            return again(None)
+        metadata = (_HAS_LEADER, *token)
+        try:
+            call = channel.begin("Txn", request, allowed_s if write else self._share(allowed_s), metadata)
+        except CallFailed as error:
+            return again(_Failure(channel, metadata, False, error.code().name, error.details()))
+
+        def finish(call: Any) -> None:
+            if call.code() is grpc.StatusCode.OK:
+                channel.proven = True
+                done(txn_result(call.result()))
+            else:
+                again(_Failure(channel, metadata, True, call.code().name, call.details() or call.code().name))
+
+        call.add_done_callback(finish)
 
     def grant(self, ttl_s: float, *, timeout_s: float | None = None) -> Lease:
         """A new lease.  Repeated with a new id if its answer is lost: a lease that nobody knows simply ends."""
@@ -270,7 +313,7 @@ class EtcdSession:
         """End a lease and delete its keys; one that has already ended is fine."""
         request = MESSAGES["LeaseRevokeRequest"](ID=lease_id)
         try:
-            self._ask(lambda c, left, md: c.call("LeaseRevoke", request, left, md), write=False, timeout_s=timeout_s)
+            self._ask(_sender("LeaseRevoke", request), write=False, timeout_s=timeout_s)
         except LeaseGone:
             return
 
@@ -313,8 +356,14 @@ class EtcdSession:
         self._channels.close()
 
     def _later(
-        self, pool: ThreadPoolExecutor, call: Callable[[float], T], done: Callable[[T | StoreError], None], timeout_s: float | None
+        self,
+        pool: ThreadPoolExecutor,
+        call: Callable[[float], T],
+        done: Callable[[T | StoreError], None],
+        timeout_s: float | None,
+        begun: bool = False,
     ) -> None:
+        """`begun`: something was sent already, whose fate only `call` can tell; after `close` it sends nothing more."""
         deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
 
         def run() -> T | StoreError:
@@ -324,19 +373,23 @@ class EtcdSession:
                 return error
 
         def finish(future: Future[T | StoreError]) -> None:
-            done(_closed_error() if future.cancelled() else future.result())
+            done((run() if begun else _closed_error()) if future.cancelled() else future.result())
 
         try:
             future = pool.submit(run)
         except RuntimeError:  # the pool's only refusal: it was shut down
-            done(_closed_error())
-            return
+            return done(run() if begun else _closed_error())
         future.add_done_callback(finish)
 
     def _after_fork(self) -> None:
         self._channels.reset()
         self._token.reset()
         self._begin()
+
+
+def _sender(method: str, request: Any) -> Send:
+    """One unary call, for `_ask`."""
+    return lambda channel, left_s, metadata: channel.call(method, request, left_s, metadata)
 
 
 def _closed_error() -> StoreError:

@@ -272,6 +272,7 @@ class State:
     ready_since: float | None = None
     verdict_seen: Mapping[int, float] = field(default_factory=dict)
     opened: int = 0
+    published: int = 0
     store_address: StoreAddress | None = None
     pending_incident: Incident | None = None
     incident_at: float = 0.0
@@ -346,5 +347,5 @@ class State:
         if len(values) != len(self.__dict__):
             raise TypeError(f"State has no field {', '.join(sorted(changes.keys() - self.__dict__.keys()))}")
         new = object.__new__(State)
-        new.__dict__.update(values)
+        object.__setattr__(new, "__dict__", values)
         return new

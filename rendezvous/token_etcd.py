@@ -45,6 +45,13 @@ class Token:
                 self._value = self._login(channel, timeout_s)
             return ((_FIELD, self._value),) if self._value else ()
 
+    def held(self) -> Metadata | None:
+        """As `metadata`, without ever logging in: None where that is due."""
+        if self._user is None:
+            return ()
+        with self._lock:
+            return None if self._value is None else ((_FIELD, self._value),) if self._value else ()
+
     def _login(self, channel: Channel, timeout_s: float) -> str:
         request = MESSAGES["AuthenticateRequest"](name=self._user, password=self._secret() or "")
         try:

@@ -132,7 +132,7 @@ def _starting(d: Draft) -> None:
         if s.opened != s.generation:
             d.set(opened=s.generation)
             d.do(ev.OpenStore(record))
-        elif s.store_address is not None and s.fresh(d.now) and d.can_send(Purpose.STORE):
+        elif s.store_address is not None and s.published != s.generation and s.fresh(d.now) and d.can_send(Purpose.STORE):
             d.send(Purpose.STORE, fence.publish_store(d.fence(), s.store_address, d.stamp()))
     address = s.view.stores.get(s.generation)
     broken = s.view.unreadable.get(s.settings.keys.store(s.generation))

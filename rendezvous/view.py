@@ -9,10 +9,10 @@ quarantine can't be read is in quarantine, and a candidate without a lease is no
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -103,13 +103,13 @@ class View:
         """Is this one's candidate known to be gone?  Without the candidates, only what was told since counts."""
         return who not in self.candidates if self.complete else who in self.gone
 
-    @cached_property
+    @functools.cached_property
     def in_line(self) -> tuple[Entry, ...]:
         """Every ready candidate, oldest first."""
         found = (e for e in self.candidates.values() if e.candidate.state is CandidateState.READY)
         return tuple(sorted(found, key=attrgetter("create_revision")))
 
-    @cached_property
+    @functools.cached_property
     def incarnations(self) -> Mapping[tuple[str, str], int]:
         """(node, agent) -> the newest incarnation's number, of all candidates."""
         newest: dict[tuple[str, str], int] = {}
@@ -173,22 +173,31 @@ _MODS: Mapping[str, str] = {"checkpoints": "checkpoint_mods", "verdicts": "verdi
 """Rooms whose mod revisions are kept, for transactions that compare a value with what was read."""
 
 
+@functools.lru_cache(maxsize=8)
+def _prefixes(keys: RunKeys) -> Mapping[str, str]:
+    """Room -> what its keys start with."""
+    return {
+        "candidates": keys.candidates,
+        "shards": keys.members,
+        "generations": keys.generations,
+        "verdicts": keys.verdicts,
+        "stores": f"{keys.root}stores/",
+        "checkpoints": keys.checkpoints,
+        "skips": keys.skips,
+        "quarantined": f"{FleetKeys(keys.prefix).quarantine}nodes/",
+    }
+
+
 class _Draft:
     """A view being changed: copies a mapping at most once a batch."""
 
     def __init__(self, view: View, keys: RunKeys) -> None:
         self._view, self._keys, self._changed = view, keys, dict[str, Any]()
-        self._barred = f"{FleetKeys(keys.prefix).quarantine}nodes/"
-        self._rooms: tuple[tuple[str, str, Callable[[KeyValue], tuple[Any, Any]]], ...] = (
-            (keys.candidates, "candidates", _entry),
-            (keys.members, "shards", _shard),
-            (keys.generations, "generations", self._generation),
-            (keys.verdicts, "verdicts", _verdict),
-            (f"{keys.root}stores/", "stores", _store),
-            (keys.checkpoints, "checkpoints", _checkpoint),
-            (keys.skips, "skips", _skip),
-            (self._barred, "quarantined", _quarantined),
-        )
+        self._rooms = _prefixes(keys)
+        self._barred = self._rooms["quarantined"]
+
+    def _read(self, room: str, kv: KeyValue) -> tuple[Any, Any]:
+        return self._generation(kv) if room == "generations" else _READERS[room](kv)
 
     def _generation(self, kv: KeyValue) -> tuple[int, Generation]:
         number, g = _generation(kv)
@@ -219,9 +228,9 @@ class _Draft:
         elif kv.key == self._keys.deleting:
             self._changed["deleting"] = True
         else:
-            for prefix, name, read in self._rooms:
+            for name, prefix in self._rooms.items():
                 if kv.key.startswith(prefix):
-                    at, value = read(kv)
+                    at, value = self._read(name, kv)
                     self._map(name)[at] = value
                     if name in _MODS:
                         self._map(_MODS[name])[at] = kv.mod_revision
@@ -234,14 +243,14 @@ class _Draft:
             self._changed["budget"], self._changed["budget_mod"] = Budget(), 0
         elif key == self._keys.deleting:
             self._changed["deleting"] = False
-        for prefix, name, _ in self._rooms:
+        for name, prefix in self._rooms.items():
             if key.startswith(prefix):
                 self._map(name).pop(_at(name, key), None)
                 if name in _MODS:
                     self._map(_MODS[name]).pop(_at(name, key), None)
 
     def replace(self, kvs: Iterable[KeyValue], fleet: bool, part: Part) -> None:
-        for _, name, _ in self._rooms:
+        for name in self._rooms:
             if (name == "quarantined") == fleet and part is not Part.BUDGET and (name != "candidates" or part is Part.ALL):
                 self._changed[name] = {}
         if not fleet and part in (Part.ALL, Part.BUDGET):
@@ -325,3 +334,14 @@ def _skip(kv: KeyValue) -> tuple[str, Window]:
 
 def _quarantined(kv: KeyValue) -> tuple[str, Quarantined]:
     return last_segment(kv.key), load(Quarantined, kv.value, kv.key)
+
+
+_READERS: Mapping[str, Callable[[KeyValue], tuple[Any, Any]]] = {
+    "candidates": _entry,
+    "shards": _shard,
+    "verdicts": _verdict,
+    "stores": _store,
+    "checkpoints": _checkpoint,
+    "skips": _skip,
+    "quarantined": _quarantined,
+}
