@@ -16,7 +16,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 from elastic_health._version import __version__
@@ -62,15 +62,15 @@ def plain(value: Any) -> Any:
 
 
 @functools.cache
-def _names(cls: type) -> tuple[tuple[str, ...], str]:
+def _names(cls: Hashable) -> tuple[tuple[str, ...], str]:
     """A dataclass's own fields, and the one made by `rest()` ("": none)."""
-    fields = dataclasses.fields(cls)
+    fields = dataclasses.fields(typing.cast(Any, cls))
     theirs = next((f.name for f in fields if f.metadata.get(_REST)), "")
     return tuple(f.name for f in fields if f.name != theirs), theirs
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
-    names, rest_name = _names(type(value))
+    names, rest_name = _names(typing.cast(Hashable, type(value)))
     ours = {name: plain(getattr(value, name)) for name in names}
     theirs = plain(getattr(value, rest_name)) if rest_name else None
     return {**ours, **{k: v for k, v in theirs.items() if k not in ours}} if theirs else ours

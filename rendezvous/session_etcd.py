@@ -162,7 +162,8 @@ class EtcdSession:
         pause_s, logins, last = _PAUSE_S, 0, "no time left to send anything"
         while failed is not None or ((left := deadline - time.monotonic()) > 0 and not self._closed):
             if failed is None:
-                channel, metadata, sent = self._channels.current(), (), False
+                channel, sent = self._channels.current(), False
+                metadata: Metadata = ()
                 try:
                     metadata = self.metadata(left)
                     if write and not channel.proven:

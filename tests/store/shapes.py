@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 
-from elastic_health.rendezvous.store import Compare, Get, Put, Store, StoreError, Target, Txn, WatchBatch, WatchEvent
+from elastic_health.rendezvous.store import Compare, Get, Put, Store, StoreError, Target, Txn, TxnResult, WatchBatch, WatchEvent
 
 
 def put(store: Store, key: str, value: bytes, lease: int = 0) -> int:
@@ -13,6 +14,16 @@ def put(store: Store, key: str, value: bytes, lease: int = 0) -> int:
 
 def create(key: str, value: bytes) -> Txn:
     return Txn((Compare(key, Target.CREATE, 0),), (Put(key, value),), (Get(key),))
+
+
+def later(store: Store, txn: Txn, timeout_s: float = 5.0) -> TxnResult:
+    """`txn_async` as if it were `txn`: returns the result, raises the error."""
+    answers: queue.SimpleQueue[TxnResult | StoreError] = queue.SimpleQueue()
+    store.txn_async(txn, answers.put, timeout_s=timeout_s)
+    answer = answers.get(timeout=timeout_s + 20)
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
 
 
 class Heard:

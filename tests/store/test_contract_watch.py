@@ -166,8 +166,6 @@ def test_an_outage_is_unavailable_and_the_write_did_not_land(place: Place, prefi
     store = place.session()
     put(store, prefix + "a", b"1")
     place.outage(True)
-    answers: list[TxnResult | StoreError] = []
-    store.txn_async(create(prefix + "c", b"x"), answers.append, timeout_s=0.5)
     for call in (
         lambda: store.get(prefix + "a", timeout_s=0.5),
         lambda: store.range(prefix, timeout_s=0.5),
@@ -177,6 +175,9 @@ def test_an_outage_is_unavailable_and_the_write_did_not_land(place: Place, prefi
     ):
         with pytest.raises(StoreUnavailable):
             call()
+    # Once a call has failed: before, a write may be on its way when the connection ends, and nobody knows its fate.
+    answers: list[TxnResult | StoreError] = []
+    store.txn_async(create(prefix + "c", b"x"), answers.append, timeout_s=0.5)
     place.wait(lambda: answers, "the asynchronous one answered")
     place.outage(False)
     assert [kv.key for kv in store.range(prefix).kvs] == [prefix + "a"]
@@ -193,6 +194,21 @@ def test_a_lost_reply_is_ambiguous_and_the_write_landed(place: Place, prefix: st
     place.wait(lambda: store.get(prefix + "verdict") is not None, "the write shows")
     again = store.txn(create(prefix + "verdict", b"mine"))
     assert not again.succeeded and again.reads[0].kvs[0].value == b"mine"
+
+
+def test_a_lost_reply_to_an_async_write_is_told_as_such_and_the_next_write_is_answered(place: Place, prefix: str) -> None:
+    store, answers = place.session(), list[TxnResult | StoreError]()
+    put(store, prefix + "warm", b"")
+    place.lose_next_reply()
+    store.txn_async(create(prefix + "verdict", b"mine"), answers.append, timeout_s=2.0)
+    place.wait(lambda: answers, "the first answered")
+    assert isinstance(answers[0], StoreAmbiguous)
+    place.mend()
+    place.wait(lambda: store.get(prefix + "verdict") is not None, "the write shows")
+    store.txn_async(create(prefix + "verdict", b"mine"), answers.append)
+    place.wait(lambda: len(answers) == 2, "the second answered")
+    again = answers[1]
+    assert isinstance(again, TxnResult) and not again.succeeded and again.reads[0].kvs[0].value == b"mine"
 
 
 def test_a_read_survives_a_lost_reply(place: Place, prefix: str) -> None:

@@ -15,11 +15,11 @@ import pytest
 from elastic_health.errors import ConfigError
 from elastic_health.rendezvous.endpoints import TlsFiles
 from elastic_health.rendezvous.session_etcd import EtcdSession
-from elastic_health.rendezvous.store import NotEtcd, StoreError, StoreFull, StoreRefused, StoreUnavailable
+from elastic_health.rendezvous.store import NotEtcd, Put, StoreError, StoreFull, StoreRefused, StoreUnavailable, Txn
 from tests.certificates import make_certificates, server_flags, tls_files
 from tests.etcd_fixture import Etcd, EtcdCluster, etcd_cluster, wait_until
 from tests.store.conftest import QUICK
-from tests.store.shapes import Heard, create, put
+from tests.store.shapes import Heard, create, later, put
 
 TOKEN_TTL_S = 1
 
@@ -93,6 +93,16 @@ def test_an_expired_token_is_renewed_and_the_write_sent_once(guarded: EtcdCluste
     assert kv is not None and kv.version == 2
     time.sleep(TOKEN_TTL_S * 2 + 0.5)
     assert session.renew(lease.id) == lease.ttl_s
+    session.close()
+
+
+def test_an_async_write_over_an_expired_token_is_sent_once(guarded: EtcdCluster) -> None:
+    session = login(guarded)
+    put(session, "/elastic-health/m", b"")
+    time.sleep(TOKEN_TTL_S * 2 + 0.5)  # etcd's own clock has to pass
+    assert later(session, Txn((), (Put("/elastic-health/m", b""),))).succeeded
+    kv = session.get("/elastic-health/m")
+    assert kv is not None and kv.version == 2
     session.close()
 
 

@@ -13,7 +13,7 @@ from elastic_health.rendezvous.session_etcd import EtcdSession
 from elastic_health.rendezvous.store import StoreAmbiguous, StoreUnavailable
 from tests.etcd_fixture import EtcdCluster, TcpProxy, etcd_cluster, wait_until
 from tests.store.conftest import QUICK
-from tests.store.shapes import Heard, create, put
+from tests.store.shapes import Heard, create, later, put
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,36 @@ def test_a_write_to_a_frozen_member_is_ambiguous_and_the_next_goes_elsewhere(hea
         session.txn(create(prefix + "k", b"1"), timeout_s=0.5)
     second = session.txn(create(prefix + "k", b"2"))
     assert second.succeeded, f"the key holds {second.reads[0].kvs[0].value!r}: 1 was applied by a stopped process, 2 was sent twice"
+    session.close()
+
+
+def test_an_async_write_to_a_frozen_member_is_ambiguous_and_the_next_goes_elsewhere(healed: EtcdCluster, prefix: str) -> None:
+    victim = next(m for m in healed.members if m is not healed.leader())
+    session = connect(healed, healed.members.index(victim))
+    put(session, prefix + "warm", b"")
+    victim.freeze()
+    with pytest.raises(StoreAmbiguous):
+        later(session, create(prefix + "k", b"1"), 0.5)
+    second = later(session, create(prefix + "k", b"2"))
+    assert second.succeeded, f"the key holds {second.reads[0].kvs[0].value!r}: 1 was applied by a stopped process, 2 was sent twice"
+    session.close()
+
+
+def test_async_writes_need_no_thread_while_all_is_well_and_go_on_when_a_member_dies(healed: EtcdCluster, prefix: str) -> None:
+    victim = next(m for m in healed.members if m is not healed.leader())
+    session = connect(healed, healed.members.index(victim))
+    put(session, prefix + "warm", b"")
+    for i in range(20):
+        assert later(session, create(f"{prefix}a{i}", b"")).succeeded
+    assert not session._txn_pool._threads
+    victim.kill()
+    written, unsure = 0, 0
+    for i in range(20):
+        try:
+            written += later(session, create(f"{prefix}b{i}", b"")).succeeded
+        except StoreAmbiguous:
+            unsure += 1
+    assert written + unsure == 20 and unsure <= 1, "only what was under way when the member died is unsure"
     session.close()
 
 
