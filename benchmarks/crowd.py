@@ -28,7 +28,7 @@ from elastic_health.rendezvous.membership import start, step
 from elastic_health.rendezvous.session_etcd import EtcdSession
 from elastic_health.rendezvous.sight_net import Sight
 from elastic_health.rendezvous.state import Me, Phase, Settings, State
-from elastic_health.rendezvous.store import LeaseGone, StoreAmbiguous, StoreError, TxnResult
+from elastic_health.rendezvous.store import Lease, LeaseGone, StoreAmbiguous, StoreError, TxnResult
 from elastic_health.rendezvous.view import Who
 
 LEASE_S = 900.0
@@ -170,7 +170,7 @@ class Crowd:
             case ev.Attend():
                 self._pool.submit(a.sight.attend)
             case ev.GrantLease():
-                self._pool.submit(self._grant, a, e.ttl_s)
+                a.store.grant_async(e.ttl_s, self._granted(a, time.monotonic()))
             case ev.RenewLease():
                 a.store.renew_async(e.lease, self._renewed(a, e.lease, time.monotonic()))
             case ev.RunPreflight():
@@ -201,14 +201,15 @@ class Crowd:
 
         return done
 
-    def _grant(self, a: Agent, ttl_s: float) -> None:
-        sent_at = time.monotonic()
-        try:
-            lease = a.store.grant(ttl_s)
-            self.post(a, ev.LeaseHeld(lease.id, sent_at, lease.ttl_s))
-        except StoreError:
-            self.said["no lease"] += 1
-            self.post(a, ev.LeaseFailed(0, False))
+    def _granted(self, a: Agent, sent_at: float) -> Callable[[Lease | StoreError], None]:
+        def done(found: Lease | StoreError) -> None:
+            if isinstance(found, StoreError):
+                self.said["no lease"] += 1
+                self.post(a, ev.LeaseFailed(0, False))
+            else:
+                self.post(a, ev.LeaseHeld(found.id, sent_at, found.ttl_s))
+
+        return done
 
     def _renewed(self, a: Agent, lease: int, sent_at: float) -> Callable[[float | StoreError], None]:
         def done(found: float | StoreError) -> None:

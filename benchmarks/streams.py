@@ -89,7 +89,8 @@ class PooledStore:
     def __init__(self, session: EtcdSession, stream: SharedStream) -> None:
         self._session, self._stream = session, stream
         self.get, self.range, self.txn, self.txn_async = session.get, session.range, session.txn, session.txn_async
-        self.grant, self.renew, self.renew_async, self.revoke = session.grant, session.renew, session.renew_async, session.revoke
+        self.grant, self.grant_async, self.revoke = session.grant, session.grant_async, session.revoke
+        self.renew, self.renew_async = session.renew, session.renew_async
 
     def watch(
         self,

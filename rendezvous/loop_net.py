@@ -25,6 +25,7 @@ from elastic_health.rendezvous.serve import page_deadline
 from elastic_health.rendezvous.sight_net import Sight
 from elastic_health.rendezvous.state import Settings, State
 from elastic_health.rendezvous.store import (
+    Lease,
     LeaseGone,
     RequestTooLarge,
     Store,
@@ -248,16 +249,16 @@ class MembershipLoop:
         self._store.txn_async(txn, lambda found: self.post(answer(id, found)))
 
     def _grant(self, ttl_s: float) -> None:
-        def ask() -> None:
-            sent_at = time.monotonic()
-            try:
-                lease = self._store.grant(ttl_s)
-                self.post(ev.LeaseHeld(lease.id, sent_at, lease.ttl_s))
-            except StoreError as e:
-                self._warn_once(f"no lease for {self.state.settings.keys.candidate(*self.state.who)}: {e}")
-                self.post(ev.LeaseFailed(0, False))
+        sent_at, key = time.monotonic(), self.state.settings.keys.candidate(*self.state.who)
 
-        self._pool.submit(ask)
+        def done(found: Lease | StoreError) -> None:
+            if isinstance(found, StoreError):
+                self._warn_once(f"no lease for {key}: {found}")
+                self.post(ev.LeaseFailed(0, False))
+            else:
+                self.post(ev.LeaseHeld(found.id, sent_at, found.ttl_s))
+
+        self._store.grant_async(ttl_s, done)
 
     def _renew(self, lease: int) -> None:
         sent_at = time.monotonic()

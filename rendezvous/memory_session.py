@@ -198,6 +198,9 @@ class MemorySession:
         self._reach()
         return self.store.grant(ttl_s)
 
+    def grant_async(self, ttl_s: float, done: Callable[[Lease | StoreError], None], *, timeout_s: float | None = None) -> None:
+        self._start(None, lambda: self.store.grant(ttl_s), done, timeout_s, False)
+
     def renew(self, lease_id: int, *, timeout_s: float | None = None) -> float:
         self._reach()
         fault = self.renew_faults.popleft() if self.renew_faults else None

@@ -15,12 +15,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from math import ceil
 from typing import Any, TypeVar
 
 import grpc
 
 from elastic_health.errors import ConfigError
+from elastic_health.rendezvous.calls_etcd import Failure, Send, grant_request, granter, lease_of, sender
 from elastic_health.rendezvous.channels_etcd import CallFailed, Channel, Channels, Metadata
 from elastic_health.rendezvous.endpoints import TlsFiles, parse_endpoints
 from elastic_health.rendezvous.probe_net import find_member
@@ -48,8 +48,6 @@ _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 _TXN_THREADS = 4
 _HAS_LEADER = ("hasleader", "true")
 T = TypeVar("T")
-# sends one request on a channel: (channel, seconds left, metadata) -> response
-Send = Callable[[Channel, float, Metadata], Any]
 
 
 @dataclass(frozen=True)
@@ -69,17 +67,6 @@ class MemberStatus:
     @property
     def is_leader(self) -> bool:
         return self.member_id != 0 and self.member_id == self.leader_id
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An attempt that brought no answer.  `sent`: the request may have reached etcd; `code`, `text`: gRPC's."""
-
-    channel: Channel
-    metadata: Metadata
-    sent: bool
-    code: str
-    text: str
 
 
 class EtcdSession:
@@ -148,14 +135,14 @@ class EtcdSession:
     def _first_read(self, deadline: float) -> None:
         request = MESSAGES["RangeRequest"](key=b"elastic-health-first-contact", count_only=True)
         try:
-            self._ask(_sender("Range", request), write=False, timeout_s=deadline - time.monotonic())
+            self._ask(sender("Range", request), write=False, timeout_s=deadline - time.monotonic())
         except StoreRefused as refused:
             if PERMISSION_DENIED not in refused.found:  # logged in, merely not allowed that key
                 raise
 
     # --- the one loop through which every call goes ---
 
-    def _ask(self, send: Send, *, write: bool, timeout_s: float | None, failed: _Failure | None = None) -> Any:
+    def _ask(self, send: Send, *, write: bool, timeout_s: float | None, failed: Failure | None = None) -> Any:
         """Send until answered, refused, ambiguous, or out of time.  `failed`: what has become of a first attempt, made elsewhere."""
         allowed_s = self._timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + allowed_s
@@ -171,7 +158,7 @@ class EtcdSession:
                     sent, left = True, max(0.001, deadline - time.monotonic())
                     return send(channel, left if write else self._share(left), metadata)
                 except grpc.RpcError as error:
-                    failed = _Failure(channel, metadata, sent, error.code().name, error.details() or error.code().name)
+                    failed = Failure(channel, metadata, sent, error.code().name, error.details() or error.code().name)
             was, failed = failed, None
             channel, last, reply = was.channel, was.text, meaning(was.code, was.text)
             if write and was.sent and reply is Reply.UNKNOWN:
@@ -240,56 +227,29 @@ class EtcdSession:
 
     def _range(self, keys: dict[str, bytes], timeout_s: float | None, limit: int = 0) -> Any:
         request = MESSAGES["RangeRequest"](**keys, limit=limit)
-        return self._ask(_sender("Range", request), write=False, timeout_s=timeout_s)
+        return self._ask(sender("Range", request), write=False, timeout_s=timeout_s)
 
     def txn(self, txn: Txn, *, timeout_s: float | None = None) -> TxnResult:
         check_txn(txn)
-        return txn_result(self._ask(_sender("Txn", txn_message(txn)), write=writes(txn), timeout_s=timeout_s))
+        return txn_result(self._ask(sender("Txn", txn_message(txn)), write=writes(txn), timeout_s=timeout_s))
 
     def txn_async(self, txn: Txn, done: Callable[[TxnResult | StoreError], None], *, timeout_s: float | None = None) -> None:
         """Like `txn`; `done` gets what `txn` would return or raise, on any thread, and must not wait.  Not ordered among each
         other.  The first attempt needs no thread of ours; what follows if it fails has one, and the time spent waiting for it
         counts."""
-        allowed_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             check_txn(txn)
         except StoreError as error:
             return done(error)
-        request, write, deadline = txn_message(txn), writes(txn), time.monotonic() + allowed_s
-
-        def again(failed: _Failure | None) -> None:
-            def ask(left_s: float) -> TxnResult:
-                return txn_result(self._ask(_sender("Txn", request), write=write, timeout_s=left_s, failed=failed))
-
-            self._later(self._txn_pool, ask, done, deadline - time.monotonic(), failed is not None)
-
-        channel, token = self._channels.current(), self._token.held()
-        if self._closed or token is None or (write and not channel.proven):
-            return again(None)
-        metadata = (_HAS_LEADER, *token)
-        try:
-            call = channel.begin("Txn", request, allowed_s if write else self._share(allowed_s), metadata)
-        except CallFailed as error:
-            return again(_Failure(channel, metadata, False, error.code().name, error.details()))
-
-        def finish(call: Any) -> None:
-            if call.code() is grpc.StatusCode.OK:
-                channel.proven = True
-                done(txn_result(call.result()))
-            else:
-                again(_Failure(channel, metadata, True, call.code().name, call.details() or call.code().name))
-
-        call.add_done_callback(finish)
+        request = txn_message(txn)
+        self._at_once("Txn", request, sender("Txn", request), txn_result, done, write=writes(txn), timeout_s=timeout_s)
 
     def grant(self, ttl_s: float, *, timeout_s: float | None = None) -> Lease:
         """A new lease.  Repeated with a new id if its answer is lost: a lease that nobody knows simply ends."""
+        return lease_of(self._ask(granter(ttl_s), write=False, timeout_s=timeout_s))
 
-        def send(channel: Channel, left_s: float, metadata: Metadata) -> Any:
-            lease_id = random.SystemRandom().randrange(1, 1 << 62)
-            return channel.call("LeaseGrant", MESSAGES["LeaseGrantRequest"](TTL=max(1, ceil(ttl_s)), ID=lease_id), left_s, metadata)
-
-        response = self._ask(send, write=False, timeout_s=timeout_s)
-        return Lease(response.ID, float(response.TTL))
+    def grant_async(self, ttl_s: float, done: Callable[[Lease | StoreError], None], *, timeout_s: float | None = None) -> None:
+        self._at_once("LeaseGrant", grant_request(ttl_s), granter(ttl_s), lease_of, done, write=False, timeout_s=timeout_s)
 
     def renew(self, lease_id: int, *, timeout_s: float | None = None) -> float:
         request = MESSAGES["LeaseKeepAliveRequest"](ID=lease_id)
@@ -314,7 +274,7 @@ class EtcdSession:
         """End a lease and delete its keys; one that has already ended is fine."""
         request = MESSAGES["LeaseRevokeRequest"](ID=lease_id)
         try:
-            self._ask(_sender("LeaseRevoke", request), write=False, timeout_s=timeout_s)
+            self._ask(sender("LeaseRevoke", request), write=False, timeout_s=timeout_s)
         except LeaseGone:
             return
 
@@ -356,6 +316,45 @@ class EtcdSession:
             pool.shutdown(wait=False, cancel_futures=True)
         self._channels.close()
 
+    def _at_once(
+        self,
+        method: str,
+        request: Any,
+        send: Send,
+        read: Callable[[Any], T],
+        done: Callable[[T | StoreError], None],
+        *,
+        write: bool,
+        timeout_s: float | None,
+    ) -> None:
+        """A first attempt by gRPC's own thread; if it fails, or can't be made, the rest by `_ask` on a thread of the session."""
+        allowed_s = self._timeout_s if timeout_s is None else timeout_s
+        deadline = time.monotonic() + allowed_s
+
+        def again(failed: Failure | None) -> None:
+            def ask(left_s: float) -> T:
+                return read(self._ask(send, write=write, timeout_s=left_s, failed=failed))
+
+            self._later(self._txn_pool, ask, done, deadline - time.monotonic(), failed is not None)
+
+        channel, token = self._channels.current(), self._token.held()
+        if self._closed or token is None or (write and not channel.proven):
+            return again(None)
+        metadata = (_HAS_LEADER, *token)
+        try:
+            call = channel.begin(method, request, allowed_s if write else self._share(allowed_s), metadata)
+        except CallFailed as error:
+            return again(Failure(channel, metadata, False, error.code().name, error.details()))
+
+        def finish(call: Any) -> None:
+            if call.code() is grpc.StatusCode.OK:
+                channel.proven = True
+                done(read(call.result()))
+            else:
+                again(Failure(channel, metadata, True, call.code().name, call.details() or call.code().name))
+
+        call.add_done_callback(finish)
+
     def _later(
         self,
         pool: ThreadPoolExecutor,
@@ -386,11 +385,6 @@ class EtcdSession:
         self._channels.reset()
         self._token.reset()
         self._begin()
-
-
-def _sender(method: str, request: Any) -> Send:
-    """One unary call, for `_ask`."""
-    return lambda channel, left_s, metadata: channel.call(method, request, left_s, metadata)
 
 
 def _closed_error() -> StoreError:

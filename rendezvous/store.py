@@ -195,6 +195,8 @@ class Store(Protocol):
 
     def grant(self, ttl_s: float, *, timeout_s: float | None = None) -> Lease: ...
 
+    def grant_async(self, ttl_s: float, done: Callable[[Lease | StoreError], None], *, timeout_s: float | None = None) -> None: ...
+
     def renew(self, lease_id: int, *, timeout_s: float | None = None) -> float:
         """Extend a lease; returns the seconds granted, to be counted from when the request was sent."""
 

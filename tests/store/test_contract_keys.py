@@ -8,6 +8,7 @@ from elastic_health.rendezvous.store import (
     Compare,
     Delete,
     Get,
+    Lease,
     LeaseGone,
     Put,
     RequestTooLarge,
@@ -203,6 +204,21 @@ def test_only_the_branch_that_runs_needs_a_living_lease(place: Place, prefix: st
 
 
 # --- asynchronous calls
+
+
+def test_a_lease_that_is_granted_asynchronously_holds_keys(place: Place, prefix: str) -> None:
+    store, answers = place.session(), list[Lease | StoreError]()
+    store.grant_async(60.0, answers.append)
+    place.wait(lambda: len(answers) == 1, "the grant answered")
+    lease = answers[0]
+    assert isinstance(lease, Lease) and lease.ttl_s >= 60.0
+    put(store, prefix + "k", b"", lease.id)
+    store.revoke(lease.id)
+    assert store.get(prefix + "k") is None
+    place.cut()
+    store.grant_async(60.0, answers.append)
+    place.wait(lambda: len(answers) == 2, "a grant goes on over a cut connection")
+    assert isinstance(answers[1], Lease) and answers[1].id != lease.id
 
 
 def test_async_calls_answer_once_with_the_result_or_the_error(place: Place, prefix: str) -> None:
