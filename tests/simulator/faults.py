@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from elastic_health.rendezvous import events as ev
+from elastic_health.rendezvous.inbox import merged
 from elastic_health.rendezvous.state import Purpose
 from elastic_health.rendezvous.store import Delete, Put, Txn
 from elastic_health.verdicts import Cause
@@ -79,7 +80,7 @@ def wake(n: Node) -> None:
     n.paused = False
     n.thaw()
     backlog, n.backlog = n.backlog, []
-    for event in backlog:
+    for event in merged(backlog):
         n.feed(event)
     n.feed(ev.Tick())
     n.watch()

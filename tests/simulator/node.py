@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from elastic_health.generations import CheckpointRecord, Generation, RunSpec
 from elastic_health.incidents import Incident
 from elastic_health.rendezvous import events as ev, membership
+from elastic_health.rendezvous.inbox import merged
 from elastic_health.rendezvous.keys import RunKeys
 from elastic_health.rendezvous.serve import page_deadline
 from elastic_health.rendezvous.state import Me, Phase, Settings, State, Workers
@@ -27,6 +28,9 @@ COMPACTION = 0.01
 """How often a delivery finds its past compacted though nobody planned it."""
 PART_LATE = 0.3
 """How often a watch beside the main one lags behind it."""
+
+TOGETHER = 0.3
+"""How often all that a delivery brings is taken in at once."""
 
 
 @dataclass
@@ -82,6 +86,7 @@ class Node:
     unfinished: list[ev.Effect] = field(default_factory=list)
     outside_since: float = 0.0
     _watching: bool = False
+    _together: list[ev.Event] | None = None
     _tick: float = float("inf")
     _said: str = ""
 
@@ -91,6 +96,7 @@ class Node:
         self.alive, self.paused, self.frozen, self.life, self.linked, self.backlog = True, False, False, self.life + 1, {}, []
         self.unfinished = []
         self.former_stuck = self._watching = self.checked = False
+        self._together = None
         self._tick, self.outside_since = float("inf"), w.clockwork.now
         self.drain_until, self.slept = float("inf"), False
         spec = RunSpec(w.least, w.most, "script", "train.py", 0)
@@ -175,6 +181,7 @@ class Node:
             w.memory.compact(w.memory.revision)
         now = w.memory.revision
         since, self.fleet_seen = self.fleet_seen, now
+        self._together = [] if w.clockwork.random.random() < TOGETHER else None
         for part in tuple(self.heard):
             late = part in (Part.BUDGET, Part.GONE) and w.clockwork.random.random() < PART_LATE
             if part in self.heard and self.heard[part] < now and not late:
@@ -185,13 +192,23 @@ class Node:
                 self._hear(_missed(w.memory.since(prefix, begins + 1, after, deletions), now), part)
         batch = _missed(w.memory.since(w.quarantine, since + 1), now)
         if batch.snapshot or batch.events:
-            self.feed(ev.StoreChanged(batch, True))
+            self._take(ev.StoreChanged(batch, True))
+        waiting, self._together = self._together or [], None
+        for event in merged(waiting):
+            self.feed(event)
         self.told = self.seen if self.heard else self.told
         self.watch()
 
     def _hear(self, batch: WatchBatch, part: Part) -> None:
         if batch.snapshot or batch.events:
-            self.feed(ev.StoreChanged(batch, part=part))
+            self._take(ev.StoreChanged(batch, part=part))
+
+    def _take(self, event: ev.Event) -> None:
+        """At once, or with what else has come meanwhile: as a loop finds it that was busy."""
+        if self._together is None:
+            self.feed(event)
+        else:
+            self._together.append(event)
 
     # ---- the machine
     def feed(self, event: ev.Event) -> None:
