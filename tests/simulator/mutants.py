@@ -78,12 +78,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "e.sent_at + e.ttl_s",
         "(e.sent_at if d.s.store_lost_since is None else d.now) + e.ttl_s",
     ),
-    "page_rides_too": Mutant(
-        "while the group rides through an outage its workers need no short deadline",
-        "rendezvous/serve.py",
-        "    return now + link\n\n\ndef _unsure",
-        "    return now + (state.settings.outage_s if riding(state, now) else link)\n\n\ndef _unsure",
-    ),
     # ---- what the watch tells
     "watch_gap": Mutant(
         "a list after a compaction is taken for the changes that were missed: what is gone stays",
@@ -92,12 +86,59 @@ MUTANTS: Mapping[str, Mutant] = {
         '            if (name == "quarantined") == fleet and not self._view.revision and part',
         seen=True,
     ),
-    "watch_gap_at_the_quarantine": Mutant(
-        "a batch that is not newer than the view was seen already (two watches share the revision)",
+    "watch_gap_while_it_runs": Mutant(
+        "while a generation runs its members' candidates go one by one, also over a compaction",
         "rendezvous/view.py",
-        "    draft = _Draft(view, keys)\n    if batch.snapshot:",
-        "    draft = _Draft(view, keys)\n"
-        "    if fleet and not batch.snapshot and batch.revision <= view.revision:\n        return view\n    if batch.snapshot:",
+        '(name != "candidates" or part is Part.ALL):',
+        '(name != "candidates" or (part is Part.ALL and not (self._view.complete and self._view.current '
+        "and self._view.current not in self._view.verdicts))):",
+    ),
+    "watch_gap_at_the_candidates": Mutant(
+        "candidates come and go one by one, also over a compaction",
+        "rendezvous/view.py",
+        '(name != "candidates" or part is Part.ALL):',
+        '(name != "candidates" or (part is Part.ALL and not self._view.candidates)):',
+        seen=True,
+    ),
+    "abandon_only_the_newest": Mutant(
+        "a rollback leaves one checkpoint behind",
+        "rendezvous/gather.py",
+        "    txn = fence.form(s.settings.keys, view, s.who, g, budget, choice.abandon, ",
+        "    txn = fence.form(s.settings.keys, view, s.who, g, budget, choice.abandon[-1:], ",
+    ),
+    "abandoned_of_this_generation_only": Mutant(
+        "a rollback leaves what its own generation wrote",
+        "elastic_health/checkpoints/line.py",
+        "if r.generation <= verdict.generation and",
+        "if r.generation == verdict.generation and",
+        seen=True,
+    ),
+    "back_is_proof": Mutant(
+        "an agent that is seen among the candidates has ended its workers",
+        "rendezvous/loss.py",
+        "later.get((m.node, name), -1) > int(n))",
+        "later.get((m.node, name), -1) >= int(n))",
+        seen=True,
+    ),
+    "grace_forgotten": Mutant(
+        "workers end as soon as the link is found broken",
+        "rendezvous/forming.py",
+        "        over = since + policy.bounds.link_timeout_s + policy.bounds.kill_grace_s",
+        "        over = since + policy.bounds.link_timeout_s",
+        seen=True,
+    ),
+    "late_copy_of_ready": Mutant(
+        "nobody else writes the own candidate, so a change of it need not be compared",
+        "rendezvous/fence.py",
+        "    return Txn((Compare(key, Target.MOD, mod),), (Put(key, stamp.value(candidate), lease),), (Get(key),))\n\n\ndef member",
+        "    return Txn((), (Put(key, stamp.value(candidate), lease),), (Get(key),))\n\n\ndef member",
+        seen=True,
+    ),
+    "parent_deleted_unseen": Mutant(
+        "records that are rewritten for a new parent need not be as they were read",
+        "rendezvous/fence.py",
+        "for name in touched)),",
+        "for name in what.names)),",
     ),
     # ---- forming
     "double_former": Mutant(
@@ -125,12 +166,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "    barred = [m.node for m in last.members if s.view.barred(m.node, d.wall) is not None]\n",
         "    barred: list[str] = []\n",
     ),
-    "held_for_ever": Mutant(
-        "a held group waits for its in-place generation without a bound",
-        "rendezvous/turns.py",
-        "        or d.now >= at\n        or _gave_up(d)",
-        "        or _gave_up(d)",
-    ),
     # ---- ready, member
     "ready_before_preflight": Mutant(
         "the checks of a restart take seconds: `ready` is said meanwhile",
@@ -138,17 +173,12 @@ MUTANTS: Mapping[str, Mutant] = {
         "    elif s.preflight is True and s.under_way(Purpose.CHECKING) is None:",
         '    elif (s.preflight is True or s.stage == "restart") and s.under_way(Purpose.CHECKING) is None:',
     ),
-    "workers_in_anothers_place": Mutant(
-        "a member that has lost its workers starts new ones in the running generation",
-        "rendezvous/joining.py",
-        "        elif record.kind is GenerationKind.IN_PLACE or record.number == s.last_started:",
-        "        elif record.number == s.last_started:",
-    ),
     "only_members_miss_members": Mutant(
         "a spare leaves it to the members to say that one is lost",
         "rendezvous/joining.py",
         "            lost_members(d, record)\n            d.say",
         "            d.say",
+        seen=True,
     ),
     # ---- verdicts
     "own_verdict_applied": Mutant(
@@ -162,6 +192,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "rendezvous/membership.py",
         "    mine = d.s.phase in (Phase.STARTING, Phase.RUNNING, Phase.HOLDING) and",
         "    mine = d.s.phase in (Phase.STARTING, Phase.RUNNING) and",
+        seen=True,
     ),
     "target_as_it_was_told": Mutant(
         "a rollback's target is the one that the judge named, whatever became of it",
@@ -175,6 +206,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "rendezvous/gather.py",
         "    txn = fence.form(s.settings.keys, view, s.who, g, budget, choice.abandon, ",
         "    txn = fence.form(s.settings.keys, view, s.who, g, budget, (), ",
+        seen=True,
     ),
     "windows_of_people_ignored_in_place": Mutant(
         "a rollback knows its own windows; those that people recorded wait for the next restart",
@@ -188,6 +220,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "rendezvous/lead.py",
         "    parent = s.last_commit or top(",
         "    parent = top(",
+        seen=True,
     ),
     "parent_on_the_branch_left": Mutant(
         "after a rollback in place the next checkpoint goes on from the last commit",
@@ -206,6 +239,7 @@ MUTANTS: Mapping[str, Mutant] = {
         "elastic_health/recovery/budget.py",
         "DELIBERATE = frozenset({Cause.SCALE_UP, Cause.DRAIN, Cause.REQUESTED})",
         "DELIBERATE = frozenset({Cause.SCALE_UP, Cause.DRAIN, Cause.REQUESTED, Cause.CHECKPOINT_UNUSABLE})",
+        seen=True,
     ),
     # ---- leaving on purpose
     "leaves_without_a_word": Mutant(

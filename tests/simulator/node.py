@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 HOME = (Phase.STARTING, Phase.RUNNING, Phase.HOLDING, Phase.STOPPING)
 PROGRESS_S = 2.0
-COMPACTION = 0.01
+COMPACTION = 0.05
 """How often a delivery finds its past compacted though nobody planned it."""
 PART_LATE = 0.3
 """How often a watch beside the main one lags behind it."""
