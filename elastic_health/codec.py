@@ -228,20 +228,22 @@ def _dataclass_reader(want: Any) -> Reader:
     hints = typing.get_type_hints(want)
     missing = dataclasses.MISSING
     fields = tuple(
-        (f.name, _reader(hints[f.name]), f.default is missing and f.default_factory is missing)
+        (f.name, hints[f.name], _reader(hints[f.name]), f.default is missing and f.default_factory is missing)
         for f in dataclasses.fields(want)
         if not f.metadata.get(_REST)
     )
     keeper = next((f.name for f in dataclasses.fields(want) if f.metadata.get(_REST)), None)
-    ours = frozenset(name for name, _, _ in fields) | STAMPS
+    ours = frozenset(name for name, _, _, _ in fields) | STAMPS
 
     def read(value: Any, where: str) -> Any:
         if not isinstance(value, Mapping):
             raise _bad(where, "an object", value)
         known = {}
-        for name, one, needed in fields:
+        for name, hint, one, needed in fields:
             if name in value:
-                known[name] = one(value[name], f"{where}.{name}")
+                found = value[name]
+                # Nearly all are scalars of the right type: thousands in a member list.
+                known[name] = found if type(found) is hint else one(found, f"{where}.{name}")
             elif needed:
                 raise BadValue(f"field {name}", f"{where}: it is missing", "delete or correct this key with etcdctl")
         if keeper is not None:
