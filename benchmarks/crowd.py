@@ -133,7 +133,8 @@ class Crowd:
                 agent = self.agents[i]
                 if agent.wake_at <= now:
                     agent.wake_at = float("inf")
-                    self._take(agent, (ev.Tick(),))
+                    if not agent.queued:  # as an agent's own loop does: a tick comes only when nothing else waits
+                        self._take(agent, (ev.Tick(),))
             nap = min(0.02, self._wakes[0][0] - now) if self._wakes else 0.02
             try:
                 agent = self._inbox.get(timeout=max(nap, 0.0005))
