@@ -218,6 +218,8 @@ def parse_nccl_tests(output: str, exit_status: int | None = None) -> NcclTests:
 
 
 def _read(reading: _Reading, line: str, number: int, *, cut: bool) -> None:
+    if not line:
+        return
     if _read_summary(reading, line, cut=cut) or _read_head(reading, line) or _read_failure(reading, line):
         return
     if _NCCL_LOG.search(line):

@@ -25,9 +25,7 @@ TYPES = frozenset(
 GREATEST_DEVIATION: Mapping[str, float] = MappingProxyType({"half": 5e-2, "bfloat16": 5e-2, "float": 1e-5, "double": 1e-12})
 """Before 2.12 the tool itself calls a greater deviation out of bounds (DeltaMaxValue in its common.cu); 0 for all other types."""
 
-_NAMES: Mapping[str, str] = MappingProxyType(
-    {"bytes": "size", "n": "count", "op": "redop", "cputime": "time", "res": "error", "wrong": "#wrong"}
-)
+_NAMES: Mapping[str, str] = MappingProxyType({"bytes": "size", "n": "count", "op": "redop", "cputime": "time", "wrong": "#wrong"})
 _KEYS = ("size", "count", "type")
 _PER_HALF = ("time", "algbw", "busbw")
 _UNIT = re.compile(r"\([^)]{0,16}\)$")
@@ -181,9 +179,10 @@ def _half(fields: Sequence[tuple[str, str]]) -> Half | None:
     figures = [named.get(name, "") for name in _PER_HALF]
     if not all(_NUMBER.match(figure) and math.isfinite(float(figure)) for figure in figures):
         return None
-    column = next((name for name in ("#wrong", "error", "unknown") if name in named), None)
+    column = next((name for name in ("#wrong", "error", "res", "unknown") if name in named), None)
     said = named[column] if column else "N/A"
     time_us, algbw, busbw = map(float, figures)
+    time_us *= 1000 if column == "res" else 1  # the oldest layout tells milliseconds
     if said.upper() == "N/A":
         return Half(time_us, algbw, busbw)
     if not _NUMBER.match(said):
@@ -191,6 +190,6 @@ def _half(fields: Sequence[tuple[str, str]]) -> Half | None:
     value = math.inf if math.isnan(float(said)) else abs(float(said))
     scientific = _SCIENTIFIC.match(said)
     # Without a header: a count is printed by %g, which has an exponent from 1e+06 on only.
-    if column == "error" or (column == "unknown" and scientific and int(scientific.group(1)) < 6):
+    if column in ("error", "res") or (column == "unknown" and scientific and int(scientific.group(1)) < 6):
         return Half(time_us, algbw, busbw, error=value)
     return Half(time_us, algbw, busbw, wrong=value)

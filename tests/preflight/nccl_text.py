@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 SIZES = (1048576, 8388608, 67108864)
 FIGURES = {1048576: (28.5, 36.7, 64.2), 8388608: (84.2, 99.5, 174.1), 67108864: (326.0, 205.4, 359.5)}
@@ -17,6 +18,29 @@ _HEAD = {
     STAMPED: ("redop", "root"),
 }
 _VALUES = {"redop": "sum", "root": "-1"}
+
+PREFIXES: Mapping[str, Callable[[int], str]] = MappingProxyType(
+    {
+        "mpirun --tag-output": lambda i: "[1,0]<stdout>:",
+        "mpirun --timestamp-output": lambda i: f"Mon Mar  2 10:11:{i % 60:02d} 2026<stdout>:",
+        "srun --label": lambda i: "0: ",
+        "kubectl --prefix --timestamps": lambda i: f"[pod/nccl-launcher/test] 2026-03-02T10:11:{i % 60:02d}.123456789Z ",
+        "cri": lambda i: f"2026-03-02T10:11:{i % 60:02d}.123456789Z stdout F ",
+        "torchrun --tee": lambda i: "[default0]:",
+        "systemd": lambda i: "Mar 02 10:11:12 node-a nccl[4000]: ",
+        "quoted": lambda i: "> ",
+    }
+)
+NOISE = (
+    "node-a:4000:4012 [0] NCCL INFO Launch mode Parallel",
+    "",
+    "#",
+    "NCCL version 2.21.5+cuda12.4",
+    "libibverbs: Warning: couldn't load driver 'libvmw_pvrdma-rdmav34.so'",
+    "node-a:4000:4012 [3] NCCL INFO Channel 00/24 :    0   1   2   3   4   5   6   7",
+    "1048576 262144",
+    "WARNING: There are more than one active ports on host 'node-a'",
+)
 
 
 def output(
