@@ -97,7 +97,11 @@ _WORD32 = re.compile(r"0x[0-9a-f]{1,8}\b", _I)
 _RECOVERY = re.compile(r"recovery action changed.{0,60}? to 0x([0-9a-f]{1,2})\b(?: {1,2}\(([^)]{1,60})\))?", _I)
 _ACTIONS = ("None", "GPU Reset Required", "Node Reboot Required", "Drain P2P", "Drain and Reset")
 _NVRM = re.compile(r"\bNVRM\b", _I)
-_FULL_PCI = re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?(?![0-9a-f:])", _I)
+_FULL_PCI = re.compile(
+    r"(?<![0-9a-f])[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?(?![0-9a-f]|:[0-9a-f])"
+    r"|(?<![0-9a-f:])[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?![0-9a-f]|:[0-9a-f])",
+    _I,
+)
 _UUID = re.compile(r"GPU at (?:PCI:)?(" + _PCI + r"): (GPU-[0-9a-f-]{8,40})", _I)
 _SUBJECT = re.compile(r"The NVIDIA GPU (" + _PCI + ")", _I)
 _LOST = re.compile(r"fallen off the bus|GPU is lost\b|GPU lost from the bus|NV_ERR_GPU_IS_LOST", _I)
@@ -111,6 +115,7 @@ _BEGINS = re.compile(
     r"|[a-z]{4,8} {0,4}:[a-z]{3,6} {0,4}:|\d{9,11}\.\d|\{)",
     _I,
 )
+_UNREADABLE = re.compile(r"NVRM: {0,4}Xid\b", _I)
 _PROPERTY = re.compile(r" [A-Z][A-Z0-9_]{1,30}=\S{1,200}$")
 """What /dev/kmsg prints after a record: the device that it is about."""
 _ESCAPED_END = re.compile(r"\\x0a|\\n", _I)
@@ -154,9 +159,9 @@ def _about(event: XidEvent, subject: XidEvent) -> XidEvent:
 
 
 def pci_of(text: str) -> str:
-    """`domain:bus:device.function` in lower case; a domain of 8 digits loses its leading zeros down to 4."""
+    """`domain:bus:device.function` in lower case; a domain of 8 digits loses its leading zeros down to 4; without one it is 0."""
     place, _, function = text.lower().partition(".")
-    domain, bus, device = place.split(":")
+    domain, bus, device = ["0", *place.split(":")][-3:]
     return f"{int(domain, 16):04x}:{int(bus, 16):02x}:{int(device, 16):02x}.{function or '0'}"
 
 
@@ -225,7 +230,7 @@ def _events(record: _Record, clocks: Clocks) -> Iterator[XidEvent]:
         yield replace(base, kind=EventKind.LOST, xid=79)
     elif _INIT.search(record.text) and _DRIVER.search(record.text):
         yield replace(base, kind=EventKind.INIT_FAILED)
-    elif not record.whole and _may_be_cut(record.text):
+    elif _UNREADABLE.search(record.text) or (not record.whole and _may_be_cut(record.text)):
         yield base
 
 
@@ -236,7 +241,8 @@ def _may_be_cut(text: str) -> bool:
 
 
 def _pci_in(text: str) -> str:
-    found = _FULL_PCI.search(text)
+    driver = _DRIVER.search(text)
+    found = _FULL_PCI.search(text, driver.start() if driver else 0)
     return pci_of(found.group(0)) if found else ""
 
 

@@ -120,6 +120,16 @@ def test_a_deviation_is_no_wrong_value_when_the_summary_says_ok() -> None:
     assert analyze_nccl_tests(cut[: cut.index("# Out of bounds")]).outcome is Outcome.NOT_MEASURED
 
 
+def test_an_old_all_to_all_leaves_its_operation_empty() -> None:
+    """NVIDIA/nccl-tests#78: the header has `redop`, the rows don't, and in-place deviations of 1 are no wrong results."""
+    rows = [line.replace("  sum  ", "       ") for line in output(OLD).splitlines()]
+    rows = [line[: line.rindex("0e+00")] + "1e+00" if "float" in line else line for line in rows]
+    parsed = parse_nccl_tests("\n".join(rows) + "\n")
+    assert [row.key for row in parsed.rows] == [(size, "float", "", None) for size in SIZES] and not parsed.unfit
+    assert judge_nccl_tests(parsed).outcome is Outcome.PASS
+    assert analyze_nccl_tests("\n".join(rows[:-3]) + "\n").outcome is Outcome.NOT_MEASURED
+
+
 def test_an_all_to_all_cannot_validate_in_place() -> None:
     text = output(NEW).replace("0  \n", "N/A\n")
     rows = [line.rsplit(None, 1)[0] + "  N/A" if "float" in line else line for line in text.splitlines()]
@@ -245,7 +255,7 @@ def test_exit_status_and_text_are_judged_together() -> None:
 
 def test_a_row_that_does_not_fit_is_noted_and_not_guessed() -> None:
     lines = table(NEW)
-    lines[-2] = lines[-2].replace(" sum ", " ")
+    lines[-2] = lines[-2].replace(" sum ", " sum 3 ")
     result = analyze_nccl_tests("\n".join([*head(NEW), *lines, *tail(NEW)]) + "\n")
     assert result.details["rows"] == 2 and result.outcome is Outcome.PASS
     (note,) = result.findings

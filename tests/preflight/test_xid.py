@@ -56,8 +56,9 @@ def test_a_lost_gpu_without_the_word_xid_is_xid_79(form: str) -> None:
 @pytest.mark.parametrize(
     ("line", "pci"),
     [
-        ("NVRM: GPU 0000:09:00.0: GPU has fallen off the bus.", "0000:09:00.0"),
+        ("NVRM: GPU 0000:09:00.1: GPU has fallen off the bus.", "0000:09:00.1"),
         ("NVRM: GPU at PCI:0000:3b:00 has fallen off the bus.", "0000:3b:00.0"),
+        ("NVRM: GPU 18:00.0: GPU has fallen off the bus.", "0000:18:00.0"),
         ("NVRM: GPU is lost, skipping nvidia_ioctl", ""),
         ("NVRM: GPU0 GPU lost from the bus [NV_ERR_GPU_IS_LOST]", ""),
         ("nvrm: gpu HAS FALLEN OFF THE BUS", ""),

@@ -38,6 +38,8 @@ def test_a_number_that_is_cut_is_no_number() -> None:
         "NVRM: Xid (PCI:0000:0",
         "NVRM: X",
         "NVRM: Xid (PCI:0000:05:00): abc, x\n",
+        "NVRM: Xid (PCI:0000:05:00): 123456, x\n",
+        "NVRM: Xid (here): 79, x\n",
     ):
         result = analyze_xid(f"[ 1.000000] {text}")
         assert result.outcome is Outcome.NOT_MEASURED, text
