@@ -15,7 +15,7 @@ from itertools import pairwise
 from elastic_health.findings import Finding, FindingKind, Level
 from elastic_health.preflight.kernel_time import Clocks
 from elastic_health.preflight.results import CheckResult, Outcome, not_measured, outcome_of
-from elastic_health.preflight.xid_catalog import ADVICE, LEVELS, NVLINK5, Action, Entry, entry_of
+from elastic_health.preflight.xid_catalog import ADVICE, ADVICE_OF, LEVELS, NVLINK5, Action, Entry, entry_of
 from elastic_health.preflight.xid_events import EventKind, XidEvent, last_boot, looks_like_kernel_log, parse_xid
 
 __all__ = ["CHECK", "XidEvent", "action_of", "analyze_xid", "judge_xid", "parse_xid"]
@@ -172,7 +172,8 @@ def _finding(gpu: str, kind: EventKind, xid: int | None, action: Action, same: S
     reason = f"{_place(gpu)}: Xid {xid}{times}{_grade(same[0])}: {entry.meaning}"
     if entry.link:
         evidence.update(_link_evidence(same))
-    return _made(_kind_of(entry, action), reason, gpu, action, same, evidence, ADVICE[action])
+    advice = ADVICE_OF.get(xid or 0, ADVICE[action])
+    return _made(_kind_of(entry, action), reason, gpu, action, same, evidence, advice)
 
 
 def _kind_of(entry: Entry, action: Action) -> FindingKind:
@@ -203,7 +204,8 @@ def _made(
     level = Level.WARN if kind is FindingKind.NOT_MEASURED else LEVELS[action]
     at = min((e.epoch for e in events if e.epoch is not None), default=0.0)
     evidence = {**evidence, "action": action.value}
-    return Finding(kind, reason, gpus=(gpu,) if gpu else (), at=at, evidence=evidence, level=level, advice=advice)
+    nodes = (events[0].host,) if events[0].host else ()
+    return Finding(kind, reason, nodes=nodes, gpus=(gpu,) if gpu else (), at=at, evidence=evidence, level=level, advice=advice)
 
 
 def _evidence(events: Sequence[XidEvent]) -> dict[str, object]:

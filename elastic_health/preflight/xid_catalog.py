@@ -49,6 +49,17 @@ ADVICE: Mapping[Action, str] = MappingProxyType(
 )
 
 
+ADVICE_OF: Mapping[int, str] = MappingProxyType(
+    {
+        63: "reset the GPU at the next chance, between two jobs, so that the remapping takes effect",
+        64: "reset the GPU; a failure to remap that comes back means that the GPU is to be replaced",
+        94: "restart the programs that were ended; reset the GPU at the next chance where a remapping is pending (Xid 63)",
+        160: "reset the GPU at the next chance",
+    }
+)
+"""For single numbers, where the class alone says too little."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One number of the catalogue."""

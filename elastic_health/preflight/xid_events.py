@@ -45,7 +45,7 @@ class XidEvent:
         severity: `fatal` or `nonfatal` (Xid 144-150, SXid).
         unit, link, registers, subcode: Xid 144-150; registers and link also of Xid 74.
         action: Xid 154: the recovery that the GPU asks for from here on, in the driver's words.
-        uuid: of the GPU, where the log tells it.
+        uuid: of the GPU, and host, where the log tells them.
         line: from 1.
     """
 
@@ -66,6 +66,7 @@ class XidEvent:
     subcode: int | None = None
     action: str = ""
     uuid: str = ""
+    host: str = ""
     line: int = 0
     raw: str = ""
 
@@ -115,6 +116,7 @@ _BEGINS = re.compile(
     r"|[a-z]{4,8} {0,4}:[a-z]{3,6} {0,4}:|\d{9,11}\.\d|\{)",
     _I,
 )
+_HOST = re.compile(r"(?:^|(?<=\s))(?!UTC |GMT )([\w.-]{1,255}) kernel: ")
 _UNREADABLE = re.compile(r"NVRM: {0,4}Xid\b", _I)
 _PROPERTY = re.compile(r" [A-Z][A-Z0-9_]{1,30}=\S{1,200}$")
 """What /dev/kmsg prints after a record: the device that it is about."""
@@ -138,10 +140,16 @@ def parse_xid(text: str, clocks: Clocks = Clocks()) -> tuple[XidEvent, ...]:
         uuids.update({pci_of(m.group(1)): m.group(2) for m in _UUID.finditer(record.text)})
         for event in _events(record, clocks):
             near = number - seen_at <= MOST_APART and not event.pci and event.kind is not EventKind.CUT
+            event = replace(event, host=_host_of(record))
             found.append(_about(event, subject) if near else event)
             if found[-1].pci:
                 subject, seen_at = found[-1], number
     return tuple(replace(event, uuid=uuids.get(event.pci, "")) if uuids else event for event in found)
+
+
+def _host_of(record: _Record) -> str:
+    found = _HOST.search(record.stamp[:400])
+    return found.group(1) if found else ""
 
 
 def last_boot(text: str) -> str:
@@ -204,7 +212,9 @@ def _journal(line: str, number: int) -> _Record | None:
         message = bytes(message).decode("utf-8", "replace")  # how the journal tells a text that is no UTF-8
     if not isinstance(message, str):
         return None
+    host = str(entry.get("_HOSTNAME", ""))
     stamp = f"{int(at) / 1e6:.6f} " if re.fullmatch(r"[0-9]{15,17}", at) else ""
+    stamp += f"{host} kernel: " if _HOST.fullmatch(f"{host} kernel: ") else ""
     return _Record(number, f"{stamp}{message[:LONGEST_RECORD]}".replace("\n", " "), stamp)
 
 
@@ -319,7 +329,7 @@ def looks_like_kernel_log(text: str) -> bool:
 
 
 _KERNEL = re.compile(
-    r"^\s{0,3}(?:<\d{1,3}>)?\[ {0,8}\+?\d{1,10}\.\d{3,9}\]|^\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} {1,2}\d|\bkernel: |\bNVRM: "
+    r"^\s{0,3}(?:<\d{1,3}>)?\[ {0,8}\+?\d{1,10}\.\d{6}\]|^\[(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} {1,2}\d|\bkernel: |\bNVRM: "
     r"|^\d{1,4},\d{1,20},\d{1,20},[^;\s]{0,80};|^kern {0,3}:[a-z]{3,6} {0,3}:|_TRANSPORT\" ?: ?\"kernel\"",
     _I,
 )

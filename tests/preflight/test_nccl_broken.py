@@ -56,7 +56,7 @@ def _mutated(text: str, rng: random.Random) -> str:
     return rng.choice(("\n", "\r\n")).join(lines) + "\n"
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.sampled_from(LAYOUTS), st.booleans())
 def test_noise_never_turns_a_failure_into_a_pass(seed: int, layout: str, wrong: bool) -> None:
     rng = random.Random(seed)
@@ -65,7 +65,7 @@ def test_noise_never_turns_a_failure_into_a_pass(seed: int, layout: str, wrong: 
     assert (result.outcome is Outcome.FAIL) if wrong else (result.outcome in (Outcome.PASS, Outcome.NOT_MEASURED))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.sampled_from(LAYOUTS))
 def test_a_mutated_and_cut_output_never_passes(seed: int, layout: str) -> None:
     rng = random.Random(seed)
@@ -74,7 +74,7 @@ def test_a_mutated_and_cut_output_never_passes(seed: int, layout: str) -> None:
     assert analyze_nccl_tests(text[:end]).outcome is Outcome.NOT_MEASURED
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.text(max_size=400))
 @example("Rank 0 on a device 0 []")
 @example("# Avg bus bandwidth : -nan\n")

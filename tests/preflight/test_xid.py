@@ -214,6 +214,23 @@ def test_the_uuid_is_told_where_the_log_tells_it() -> None:
     assert only(text).uuid == "GPU-926ecdb0-adb1-6ee9-2fad-52e7214c5011" == analyze_xid(text).findings[0].evidence["uuid"]
 
 
+def test_nodes_in_one_log_are_kept_apart() -> None:
+    text = "".join(f"Mar 02 10:11:12 {host} kernel: {xid(number)}\n" for host, number in (("node-a", 13), ("node-b", 79), ("node-a", 13)))
+    result = analyze_xid(text)
+    assert [(f.nodes, f.gpus, f.evidence["count"]) for f in result.findings] == [
+        (("node-b",), ("0000:b3:00.0",), 1),
+        (("node-a",), ("0000:b3:00.0",), 2),
+    ]
+    assert only(log("journal json", xid(79)).replace('"_TRANSPORT"', '"_HOSTNAME": "node-c", "_TRANSPORT"')).host == "node-c"
+    for form in ("dmesg -T", "journal full", "kmsg"):
+        assert only(log(form, xid(79)).replace("gpu-node-1 ", "")).host == ""
+
+
+def test_a_pending_remapping_asks_for_a_reset_at_the_next_chance() -> None:
+    (note,) = analyze_xid(log("dmesg", xid(63, "pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate."))).findings
+    assert note.level is Level.NOTE and "next chance" in note.advice
+
+
 def test_an_nvswitch_error_has_numbers_of_its_own() -> None:
     line = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 79, {}, Link 46 something (First)"
     assert found(analyze_xid(log("dmesg", line.format("Non-fatal")))) == [(FindingKind.LINK_ERROR, Level.WARN)]
@@ -259,7 +276,16 @@ def test_only_this_boot() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n", "hello\nworld\n", "xid,mnemonic\n79,GPU has fallen off the bus\n", "step 12 loss 2.3\n", "# Avg bus bandwidth : 3\n"]
+    "text",
+    [
+        "",
+        "\n",
+        "hello\nworld\n",
+        "xid,mnemonic\n79,GPU has fallen off the bus\n",
+        "step 12 loss 2.3\n",
+        "# Avg bus bandwidth : 3\n",
+        "[    21.091] (II) NVIDIA(0): the log of an X server has a clock too\n",
+    ],
 )
 def test_what_is_no_kernel_log_is_not_measured(text: str) -> None:
     assert analyze_xid(text).outcome is Outcome.NOT_MEASURED

@@ -67,7 +67,7 @@ def _mutated(text: str, rng: random.Random) -> str:
     return rng.choice(("\n", "\r\n")).join(lines) + "\n"
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(
     st.integers(0, 2**32),
     st.sampled_from([form for form in FORMS if form != "journal json"]),
@@ -78,7 +78,7 @@ def test_noise_neither_hides_nor_makes_a_failure(seed: int, form: str, messages:
     assert (outcome is Outcome.FAIL) == bool(messages)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.text(max_size=400))
 @example("NVRM: Xid (PCI:0:0:0): 1")
 @example('{"MESSAGE": 3}')
