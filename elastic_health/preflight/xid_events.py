@@ -106,7 +106,9 @@ _FULL_PCI = re.compile(
 _UUID = re.compile(r"GPU at (?:PCI:)?(" + _PCI + r"): (GPU-[0-9a-f-]{8,40})", _I)
 _SUBJECT = re.compile(r"The NVIDIA GPU (" + _PCI + ")", _I)
 _LOST = re.compile(r"fallen off the bus|GPU is lost\b|GPU lost from the bus|NV_ERR_GPU_IS_LOST", _I)
-_INIT = re.compile(r"rm_?init_?adapter(?:\(\d{1,3}\))? failed|NVIDIA probe routine failed|Cannot attach gpu", _I)
+_INIT = re.compile(
+    r"rm_?init_?adapter(?:\(\d{1,3}\))? failed|NVIDIA probe routine failed|Cannot attach gpu|installed in this system is not\b", _I
+)
 _DRIVER = re.compile(r"\bNVRM\b|\bnvidia\b", _I)
 # How the messages that matter begin, after "NVRM: ": a last line that is cut within one may have been one.
 _BEGINNINGS = ("xid (", "sxid (", "gpu ", "the nvidia gpu ", "(pci id", "rminitadapter", "rm_init_adapter", "fallen off")
@@ -129,22 +131,52 @@ def parse_xid(text: str, clocks: Clocks = Clocks()) -> tuple[XidEvent, ...]:
     Args:
         clocks: what the caller knows of the machine, so that more times become instants.
     """
-    uuids: dict[str, str] = {}
-    found: list[XidEvent] = []
-    subject, seen_at = XidEvent(EventKind.LOST), -MOST_APART
+    reading = _Reading(clocks)
     for number, record in enumerate(_records(text)):
+        reading.take(record, number)
+    reading.give_up()
+    return tuple(replace(event, uuid=reading.uuids.get((event.host, event.pci), "")) for event in reading.found)
+
+
+class _Reading:
+    """The log while it is read.
+
+    A message may name its device in one line and say what happened to it in a later one; one that never says it was cut.
+    """
+
+    def __init__(self, clocks: Clocks) -> None:
+        self.clocks = clocks
+        self.found: list[XidEvent] = []
+        self.uuids: dict[tuple[str, str], str] = {}
+        self.subject: XidEvent | None = None  # the device that was named last
+        self.pending: XidEvent | None = None  # a device of which nothing was said yet
+        self.seen_at = 0
+
+    def take(self, record: _Record, number: int) -> None:
+        host = _host_of(record)
+        if number - self.seen_at > MOST_APART:
+            self.give_up()
+            self.subject = None
         if (told := _SUBJECT.search(record.text)) is not None:
-            stamp = stamp_of(record.stamp or record.text[:120], clocks)
-            named = XidEvent(EventKind.LOST, None, pci_of(told.group(1)), stamp.text, stamp.epoch, stamp.uptime_s)
-            subject, seen_at = named, number
-        uuids.update({pci_of(m.group(1)): m.group(2) for m in _UUID.finditer(record.text)})
-        for event in _events(record, clocks):
-            near = number - seen_at <= MOST_APART and not event.pci and event.kind is not EventKind.CUT
-            event = replace(event, host=_host_of(record))
-            found.append(_about(event, subject) if near else event)
-            if found[-1].pci:
-                subject, seen_at = found[-1], number
-    return tuple(replace(event, uuid=uuids.get(event.pci, "")) if uuids else event for event in found)
+            self.give_up()
+            self.pending = self.subject = replace(_base(record, self.clocks), pci=pci_of(told.group(1)), host=host)
+            self.seen_at = number
+        self.uuids.update({(host, pci_of(m.group(1))): m.group(2) for m in _UUID.finditer(record.text)})
+        for event in _events(record, self.clocks):
+            self._add(replace(event, host=host), number)
+
+    def _add(self, event: XidEvent, number: int) -> None:
+        if event.kind in (EventKind.LOST, EventKind.INIT_FAILED):
+            self.pending = None
+            event = event if event.pci or self.subject is None else _about(event, self.subject)
+        if event.pci:
+            self.subject, self.seen_at = event, number
+        self.found.append(event)
+
+    def give_up(self) -> None:
+        if self.pending is not None:
+            self.found.append(self.pending)
+        self.pending = None
 
 
 def _host_of(record: _Record) -> str:
@@ -226,22 +258,29 @@ def _goes_on(current: _Record, line: str) -> bool:
 
 def _events(record: _Record, clocks: Clocks) -> Iterator[XidEvent]:
     matches = list(_XID.finditer(record.text))
-    stamp = stamp_of(record.stamp or record.text[:120], clocks)
-    raw = record.text.strip()[:LONGEST_KEPT]
+    stamp = stamp_of(record.stamp or record.text[:120], clocks) if matches else Stamp()
     for i, match in enumerate(matches):
         end = matches[i + 1].start() if i + 1 < len(matches) else len(record.text)
         yield _xid(record, match, record.text[match.end() : end], stamp)
-    if matches:
-        return
-    base = XidEvent(
-        EventKind.CUT, None, _pci_in(record.text), stamp.text, stamp.epoch, stamp.uptime_s, detail=raw, line=record.line, raw=raw
-    )
-    if _LOST.search(record.text) and _DRIVER.search(record.text):
-        yield replace(base, kind=EventKind.LOST, xid=79)
-    elif _INIT.search(record.text) and _DRIVER.search(record.text):
-        yield replace(base, kind=EventKind.INIT_FAILED)
-    elif _UNREADABLE.search(record.text) or (not record.whole and _may_be_cut(record.text)):
-        yield base
+    if not matches and (kind := _kind(record)) is not None:
+        yield replace(_base(record, clocks), kind=kind, xid=79 if kind is EventKind.LOST else None)
+
+
+def _kind(record: _Record) -> EventKind | None:
+    """What a message without a readable Xid is; None for the many that are none of ours."""
+    driver = _DRIVER.search(record.text) is not None
+    if driver and _LOST.search(record.text):
+        return EventKind.LOST
+    if driver and _INIT.search(record.text):
+        return EventKind.INIT_FAILED
+    cut = _UNREADABLE.search(record.text) is not None or (not record.whole and _may_be_cut(record.text))
+    return EventKind.CUT if cut else None
+
+
+def _base(record: _Record, clocks: Clocks) -> XidEvent:
+    stamp, raw = stamp_of(record.stamp or record.text[:120], clocks), record.text.strip()[:LONGEST_KEPT]
+    pci = _pci_in(record.text)
+    return XidEvent(EventKind.CUT, None, pci, stamp.text, stamp.epoch, stamp.uptime_s, detail=raw, line=record.line, raw=raw)
 
 
 def _may_be_cut(text: str) -> bool:

@@ -79,6 +79,13 @@ def test_a_gpu_that_fails_to_initialise() -> None:
     result = analyze_xid(log("syslog", *lines, *lines))
     assert result.outcome is Outcome.FAIL and result.findings[0].gpus == ("0000:0a:00.0",) and result.findings[0].evidence["count"] == 4
     assert only(log("dmesg", "NVRM: rm_init_adapter(0) failed")).kind is EventKind.INIT_FAILED
+    refused = (
+        "NVRM: The NVIDIA GPU 0000:0a:00.0 (PCI ID: 10de:1234)",
+        "NVRM: installed in this system is not supported by the",
+        "NVRM: 570 driver",
+    )
+    event = only(log("dmesg", *refused))
+    assert (event.kind, event.pci) == (EventKind.INIT_FAILED, "0000:0a:00.0")
 
 
 @pytest.mark.parametrize(

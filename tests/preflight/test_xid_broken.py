@@ -31,6 +31,14 @@ def test_every_cut_of_a_log_gives_only_what_is_certain(form: str) -> None:
             assert analyze_xid(whole[:end]).outcome is not Outcome.PASS or "Xid" not in whole[:end]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_device_of_which_the_end_is_missing_is_not_measured(form: str) -> None:
+    """NVIDIA/NVSentinel#155, cut after its first or second line."""
+    for said in (LOST[:1], LOST[:2]):
+        for after in ((), QUIET * 3):
+            assert analyze_xid(log(form, *said, *after)).outcome is Outcome.NOT_MEASURED
+
+
 def test_a_number_that_is_cut_is_no_number() -> None:
     for text in (
         "NVRM: Xid (PCI:0000:05:00): 7",
