@@ -39,10 +39,12 @@ class Clocks:
 
 @dataclass(frozen=True)
 class Stamp:
-    """Attributes:
-    text: as printed, "" for none.
-    epoch: seconds since the epoch, None where it can't be known.
-    uptime_s: seconds since boot, None where the line doesn't say.
+    """When a message was written.
+
+    Attributes:
+        text: as printed, "" for none.
+        epoch: seconds since the epoch, None where it can't be known.
+        uptime_s: seconds since boot, None where the line doesn't say.
     """
 
     text: str = ""

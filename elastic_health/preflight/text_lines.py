@@ -14,9 +14,11 @@ _LINE_END = re.compile(r"\r{0,2}\n|\r")
 
 @dataclass(frozen=True)
 class Lines:
-    """Attributes:
-    texts: in order, without line ends.
-    whole: False when the text ends without a line end, so that its last line may be cut.
+    """The lines of a text.
+
+    Attributes:
+        texts: in order, without line ends.
+        whole: False when the text ends without a line end, so that its last line may be cut.
     """
 
     texts: tuple[str, ...]

@@ -92,15 +92,14 @@ def _recovery(action: str) -> Action:
 
 
 def _findings(events: Sequence[XidEvent]) -> Iterator[Finding]:
-    by_gpu: dict[str, list[XidEvent]] = {}
+    by_gpu: dict[tuple[str, str], list[XidEvent]] = {}
     for event in events:
-        by_gpu.setdefault(event.pci, []).append(event)
-    named_lost = any(
-        gpu and any(e.kind in (EventKind.LOST, EventKind.INIT_FAILED) or e.xid == 79 for e in of) for gpu, of in by_gpu.items()
-    )
-    for gpu, of_gpu in by_gpu.items():
-        if not gpu and named_lost:  # "probe failed for 1 device": the lines before it name the device
-            of_gpu = [event for event in of_gpu if event.kind not in (EventKind.LOST, EventKind.INIT_FAILED)]
+        by_gpu.setdefault((event.host, event.pci), []).append(event)
+    gone = (EventKind.LOST, EventKind.INIT_FAILED)
+    named_lost = {e.host for e in events if e.pci and (e.kind in gone or (e.kind is EventKind.XID and e.xid == 79))}
+    for (host, gpu), of_gpu in by_gpu.items():
+        if not gpu and host in named_lost:  # "probe failed for 1 device": the lines before it name the device
+            of_gpu = [event for event in of_gpu if event.kind not in gone]
         yield from _of_gpu(gpu, of_gpu)
 
 

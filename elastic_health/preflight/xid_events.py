@@ -168,7 +168,7 @@ class _Reading:
     def _add(self, event: XidEvent, number: int) -> None:
         if event.kind in (EventKind.LOST, EventKind.INIT_FAILED):
             self.pending = None
-            event = event if event.pci or self.subject is None else _about(event, self.subject)
+            event = _about(event, self.subject)
         if event.pci:
             self.subject, self.seen_at = event, number
         self.found.append(event)
@@ -191,11 +191,12 @@ def last_boot(text: str) -> str:
     return "\n".join(lines.texts[starts[-1] :]) + ("\n" if lines.whole else "") if starts else text
 
 
-def _about(event: XidEvent, subject: XidEvent) -> XidEvent:
-    """A line that names no device, about the device that the lines before it name."""
-    if event.time:
-        return replace(event, pci=subject.pci)
-    return replace(event, pci=subject.pci, time=subject.time, epoch=subject.epoch, uptime_s=subject.uptime_s)
+def _about(event: XidEvent, subject: XidEvent | None) -> XidEvent:
+    """A line that names no device, about the device that the lines before it name on the same host."""
+    if event.pci or subject is None or event.host not in ("", subject.host):
+        return event
+    named = replace(event, pci=subject.pci, host=subject.host)
+    return named if event.time else replace(named, time=subject.time, epoch=subject.epoch, uptime_s=subject.uptime_s)
 
 
 def pci_of(text: str) -> str:

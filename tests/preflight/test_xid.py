@@ -222,12 +222,11 @@ def test_the_uuid_is_told_where_the_log_tells_it() -> None:
 
 
 def test_nodes_in_one_log_are_kept_apart() -> None:
-    text = "".join(f"Mar 02 10:11:12 {host} kernel: {xid(number)}\n" for host, number in (("node-a", 13), ("node-b", 79), ("node-a", 13)))
-    result = analyze_xid(text)
-    assert [(f.nodes, f.gpus, f.evidence["count"]) for f in result.findings] == [
-        (("node-b",), ("0000:b3:00.0",), 1),
-        (("node-a",), ("0000:b3:00.0",), 2),
-    ]
+    hosts = ("node-a", "node-b", "node-a", "node-c")
+    text = "".join(f"Mar 02 10:11:12 {host} kernel: {xid(13 if host != 'node-c' else 79)}\n" for host in hosts)
+    found_at = [(f.nodes, f.gpus, f.evidence["count"]) for f in analyze_xid(text).findings]
+    gpu = ("0000:b3:00.0",)
+    assert found_at == [(("node-c",), gpu, 1), (("node-a",), gpu, 2), (("node-b",), gpu, 1)]
     assert only(log("journal json", xid(79)).replace('"_TRANSPORT"', '"_HOSTNAME": "node-c", "_TRANSPORT"')).host == "node-c"
     for form in ("dmesg -T", "journal full", "kmsg"):
         assert only(log(form, xid(79)).replace("gpu-node-1 ", "")).host == ""
