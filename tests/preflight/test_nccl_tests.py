@@ -181,6 +181,11 @@ def test_several_programs_in_one_text_must_each_end() -> None:
     assert parse_nccl_tests(crashed_first).independent == 1 and analyze_nccl_tests(crashed_first).outcome is Outcome.NOT_MEASURED
 
 
+def test_two_tables_with_one_summary_are_not_whole() -> None:
+    text = "\n".join([*table(NEW), *table(NEW), *tail(NEW)]) + "\n"
+    assert parse_nccl_tests(text).runs == 2 and analyze_nccl_tests(text).outcome is Outcome.NOT_MEASURED
+
+
 def test_one_size_under_several_operations_is_several_rows() -> None:
     """NVIDIA/nccl-tests#167: `-o all`; the slowest operation is what counts for a size."""
     lines = table(NEW, redops=("sum", "max"))

@@ -51,6 +51,8 @@ def test_a_number_that_is_cut_is_no_number() -> None:
     ):
         result = analyze_xid(f"[ 1.000000] {text}")
         assert result.outcome is Outcome.NOT_MEASURED, text
+    wrapped = only("[ 1.000000] NVRM: Xid (PCI:0000:05:00): 7\n9, pid=1, name=a, GPU has fallen off the bus.\n")
+    assert (wrapped.kind, wrapped.xid) == (EventKind.CUT, None)
     assert only("[ 1.000000] NVRM: Xid (PCI:0000:05:00): 7\n").xid == 7
     assert analyze_xid(f"[ 1.000000] {QUIET[2]}").outcome is Outcome.PASS
 
