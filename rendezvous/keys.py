@@ -52,9 +52,17 @@ class FleetKeys:
         """Both must have passed `check_segment`."""
         return f"{self.baselines}{node_type}/{check}"
 
+    @property
+    def canary_root(self) -> str:
+        return f"{self.prefix}canary/"
+
     def canary(self, fingerprint: str) -> str:
         """Everything about one fingerprint; `fingerprint` is `Fingerprint.segment`."""
-        return f"{self.prefix}canary/{fingerprint}/"
+        return f"{self.canary_root}{fingerprint}/"
+
+    def canary_fingerprint(self, fingerprint: str) -> str:
+        """The fields that `fingerprint` is a hash of, for people."""
+        return f"{self.canary(fingerprint)}fingerprint"
 
     def canary_votes(self, fingerprint: str) -> str:
         return f"{self.canary(fingerprint)}votes/"

@@ -10,8 +10,8 @@ Laws:
    one bad unit is never two of them;
  - another fingerprint (after an upgrade) begins with no votes and nothing learned, so it fails nobody;
  - a learned digest is enforced until the fleet contradicts it: when most nodes agree on another one, something that
-   the fingerprint doesn't name has changed (or the key was edited).  Then neither of the two is enforced, whoever
-   has a third one still fails, and a person decides: deleting the key `learned` starts the learning anew.
+   the fingerprint doesn't name has changed (or the key was edited).  Then nobody fails for either of the two, who has
+   a third one still does, and a person decides: deleting the key `learned` starts the learning anew.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_health.findings import Finding, FindingKind, Level
-from elastic_health.preflight.fingerprint import Fingerprint
 from elastic_health.preflight.results import CheckResult, Outcome, not_measured, outcome_of
 
 CHECK = "canary"
 LEAST_NODES = 3
 CPU = "cpu"
 """Id of a node's processor as a device; unlike a GPU's UUID it says something only beside the node's name."""
+_CONTESTED_ADVICE = "see what changed on these nodes; then delete the key `learned` of this fingerprint, and the fleet learns anew"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 12
 _FLAKY_ADVICE = "take this device out of use and run the vendor's diagnostics (dcgmi diag -r 3); it computes different bytes each time"
@@ -57,7 +57,6 @@ class Learned:
     nodes: int = 0
     voters: int = 0
     names: tuple[str, ...] = ()
-    fingerprint: Fingerprint | None = None
 
 
 def is_digest(text: str) -> bool:
@@ -190,15 +189,20 @@ def judge(
         return CheckResult(CHECK, Outcome.FAIL, findings, findings[0].reason, details=details)
     if not right:
         return not_measured(CHECK, _not_yet(everyone, least), details=details)
-    if len(right) > 1 and learned:
-        reason = (
-            f"{sum(d == fleet for d in everyone.values())} of {len(everyone)} nodes agree on another digest than the learned one "
-            f"({_short(fleet)}, not {_short(learned.digest)}): neither is enforced"
-        )
-        advice = "see what changed on these nodes; then delete the key `learned` of this fingerprint, and the fleet learns anew"
-        return not_measured(CHECK, reason, advice=advice, details=details)
+    if learned and fleet and len(right) > 1:
+        found = Finding(FindingKind.NOTE, _contested(everyone, fleet, learned.digest), level=Level.NOTE, advice=_CONTESTED_ADVICE)
+        if any(v.digest != learned.digest for v in own):
+            return not_measured(CHECK, found.reason, advice=found.advice, details=details)
+        notes = [*notes, found]
     against = "the learned digest" if learned else f"the majority of {len(everyone)} nodes"
     return CheckResult(CHECK, outcome_of(notes, measured=True), tuple(notes), f"{len(own)} device(s) agree with {against}", details=details)
+
+
+def _contested(everyone: Mapping[str, str], fleet: str, learned: str) -> str:
+    return (
+        f"{sum(d == fleet for d in everyone.values())} of {len(everyone)} nodes agree on another digest than the learned one "
+        f"({_short(fleet)}, not {_short(learned)}): nobody fails for either"
+    )
 
 
 def _not_yet(everyone: Mapping[str, str], least: int) -> str:
@@ -261,8 +265,8 @@ def _parts(details: Mapping[str, object]) -> list[object]:
     return list(inner) if isinstance(inner, list) else [dict(details)] if details else []
 
 
-def _short(digest: str | None) -> str:
-    return f"{(digest or '')[:_SHOWN]}…"
+def _short(digest: str) -> str:
+    return f"{digest[:_SHOWN]}…"
 
 
 def _nodes(node: str) -> tuple[str, ...]:

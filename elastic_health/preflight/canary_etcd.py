@@ -1,13 +1,18 @@
-"""The canary's votes and learned digests in the store: `canary/<fingerprint>/votes/<node>` and `…/learned`.
+"""The canary's votes and learned digests in the store: `canary/<fingerprint>/votes/<node>`, `…/learned`, `…/fingerprint`.
 
-Law: `learned` is created, never rewritten, so of two checks that would teach different digests the store takes one.
-All that one judgement sees was read at one revision, after the own vote was written: of two nodes that vote at the same
-time at least one sees both votes.
+Laws:
+ - `learned` is created, never rewritten, so of two checks that would teach different digests the store takes one;
+ - all that one judgement sees was read at one revision, after the own vote was written: of two nodes that vote at the
+   same time at least one sees both votes;
+ - a node that agrees with the learned digest reads no votes, and nobody reads more than `MOST_VOTES`: a large fleet
+   that starts at once costs the store little.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set as AbstractSet
+import threading
+import time
+from collections.abc import Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +20,16 @@ from elastic_health.codec import dump, load, rest
 from elastic_health.errors import BadValue
 from elastic_health.findings import Finding, FindingKind, Level
 from elastic_health.preflight.canary import CHECK, LEAST_NODES, Learned, Vote, is_digest, judge, merged, teach
-from elastic_health.preflight.canary_report import Report, Unit, by_fingerprint, judge_report, own_votes
+from elastic_health.preflight.canary_report import Report, by_fingerprint, judge_report, own_votes
 from elastic_health.preflight.fingerprint import Fingerprint
-from elastic_health.preflight.results import CheckResult, not_measured
+from elastic_health.preflight.results import CheckResult, Outcome, not_measured
 from elastic_health.rendezvous.keys import FleetKeys, last_segment
-from elastic_health.rendezvous.store import Compare, Delete, Put, Store, StoreAmbiguous, StoreError, Target, Txn
+from elastic_health.rendezvous.store import Compare, Delete, KeyValue, Put, Store, StoreAmbiguous, StoreError, StoreRefused, Target, Txn
 
+MOST_VOTES = 512
 _TRIES = 4
 _NOTED = 8
+_RIGHTS = "see that the etcd user may write below {} (etcdctl role grant-permission ROLE --prefix=true readwrite …)"
 
 
 @dataclass(frozen=True)
@@ -31,30 +38,36 @@ class Ballot:
 
     node: str
     devices: Mapping[str, str]
-    fingerprint: Fingerprint | None = None
     at: str = ""
     rest: Mapping[str, Any] = rest()
 
 
 @dataclass(frozen=True)
 class Box:
-    """All that is stored of one fingerprint, at one revision.  `unread`: what could not be read, key by key."""
+    """What is stored of one fingerprint, at one revision.  `unread`: what could not be read, key by key."""
 
     votes: tuple[Vote, ...] = ()
     learned: Learned | None = None
     unread: tuple[str, ...] = field(default=())
+    revision: int = 0
+
+
+# ---- reading and writing
 
 
 def cast(store: Store, keys: FleetKeys, fingerprint: Fingerprint, votes: Sequence[Vote]) -> None:
-    """Write this node's vote over its older one.  `votes`: of one node, at least one.
+    """Write this node's vote over its older one, and the fingerprint's fields where nobody has yet.
+
+    Args:
+        votes: of one node, at least one.
 
     Raises:
         StoreError: it could not be written (after a few tries where the answer was lost).
     """
-    node, at = votes[0].node, votes[0].at
-    ballot = Ballot(node, {v.device: v.digest for v in votes}, fingerprint, at)
-    key = keys.canary_vote(fingerprint.segment, node)
-    _sent(store, Txn((), (Put(key, dump(ballot, at=at, by=node)),)))
+    node, at, segment = votes[0].node, votes[0].at, fingerprint.segment
+    mine = Put(keys.canary_vote(segment, node), dump(Ballot(node, {v.device: v.digest for v in votes}, at), at=at, by=node))
+    named = Put(keys.canary_fingerprint(segment), dump(fingerprint, at=at, by=node))
+    _sent(store, Txn((Compare(named.key, Target.CREATE, 0),), (named, mine), (mine,)))
 
 
 def withdraw(store: Store, keys: FleetKeys, fingerprint: Fingerprint, node: str) -> None:
@@ -63,41 +76,39 @@ def withdraw(store: Store, keys: FleetKeys, fingerprint: Fingerprint, node: str)
 
 
 def look(store: Store, keys: FleetKeys, fingerprint: Fingerprint) -> Box:
-    """Read everything of one fingerprint.  A value that makes no sense counts as absent and is named.
+    """Read what is learned, and at most `MOST_VOTES` votes.  A value that makes no sense counts as absent and is named.
 
     Raises:
         StoreError: the store can't be read.
     """
     segment = fingerprint.segment
-    votes: list[Vote] = []
-    unread: list[str] = []
-    learned = None
-    for kv in store.range(keys.canary(segment)).kvs:
+    found = store.range(keys.canary(segment), limit=MOST_VOTES + 2)
+    votes, unread, learned = list[Vote](), list[str](), None
+    for kv in found.kvs:
         try:
             if kv.key == keys.canary_learned(segment):
-                learned = _learned(kv.value, kv.key)
+                learned = _learned(kv)
             elif kv.key.startswith(keys.canary_votes(segment)):
-                votes += _votes(kv.value, kv.key)
+                votes += _votes(kv)
         except BadValue as e:
             unread.append(str(e))
-    return Box(tuple(votes), learned, tuple(unread))
+    return Box(tuple(votes), learned, tuple(unread), found.revision)
 
 
-def _votes(raw: bytes, key: str) -> list[Vote]:
-    ballot = load(Ballot, raw, key)
-    node = last_segment(key)
+def _votes(kv: KeyValue) -> list[Vote]:
+    ballot = load(Ballot, kv.value, kv.key)
     for device, digest in ballot.devices.items():
         if not is_digest(digest):
-            raise BadValue("64 hexadecimal digits", f"{key}.devices.{device[:80]}: {digest[:80]!r}", "delete this key with etcdctl")
-    return [Vote(node, device, digest, ballot.at) for device, digest in ballot.devices.items()]
+            found = f"{kv.key}.devices.{device[:80]}: {digest[:80]!r}"
+            raise BadValue("64 hexadecimal digits", found, "delete this key with etcdctl; its node votes again")
+    return [Vote(last_segment(kv.key), device, digest, ballot.at) for device, digest in ballot.devices.items()]
 
 
-def _learned(raw: bytes, key: str) -> Learned:
-    stored = load(Learned, raw, key)
+def _learned(kv: KeyValue) -> Learned:
+    stored = load(Learned, kv.value, kv.key)
     if not is_digest(stored.digest):
-        raise BadValue(
-            "64 hexadecimal digits", f"{key}.digest: {stored.digest[:80]!r}", "delete this key with etcdctl: the fleet learns anew"
-        )
+        found = f"{kv.key}.digest: {stored.digest[:80]!r}"
+        raise BadValue("64 hexadecimal digits", found, "delete this key with etcdctl; the fleet learns anew")
     return stored
 
 
@@ -108,12 +119,11 @@ def write_learned(store: Store, keys: FleetKeys, fingerprint: Fingerprint, learn
         StoreError: as `cast`.
     """
     key = keys.canary_learned(fingerprint.segment)
-    value = dump(replace(learned, fingerprint=fingerprint), at=at, by=by)
-    return _sent(store, Txn((Compare(key, Target.CREATE, 0),), (Put(key, value),)))
+    return _sent(store, Txn((Compare(key, Target.CREATE, 0),), (Put(key, dump(learned, at=at, by=by)),)))
 
 
 def _sent(store: Store, txn: Txn) -> bool:
-    """Send until answered.  After a lost answer a refusal may be of our own write; the caller reads again anyway."""
+    """Send until answered.  After a lost answer a refusal may be of our own write: it means "there already" all the same."""
     for left in reversed(range(_TRIES)):
         try:
             return store.txn(txn).succeeded
@@ -123,47 +133,27 @@ def _sent(store: Store, txn: Txn) -> bool:
     return False
 
 
-def check_fleet(
-    store: Store,
-    keys: FleetKeys,
-    fingerprint: Fingerprint,
-    own: Sequence[Vote],
-    *,
-    excluded: AbstractSet[str] = frozenset(),
-    least: int = LEAST_NODES,
-) -> CheckResult:
-    """Vote, look, judge; and where the others' votes suffice for it, teach.
+# ---- the check
 
-    Args:
-        own: this node's votes for the fingerprint, as `own_votes` makes them; all of one node.
-        excluded: nodes and devices in quarantine.
 
-    Raises:
-        StoreError: the store can't be reached.
+@dataclass(frozen=True)
+class Fleet:
+    """Whom one node's canary is compared with.
+
+    Attributes:
+        excluded: nodes and devices in quarantine; they are judged, and their votes don't count.
+        least: nodes that must have voted.
+        wait_s: how long to wait for other nodes' votes while there is no outcome.
     """
-    if not own:
-        return not_measured(CHECK, "no device of this node has a digest to compare")
-    me, at = own[0].node, own[0].at
-    cast(store, keys, fingerprint, own)
-    box = look(store, keys, fingerprint)
-    result = judge(box.votes, own, box.learned, excluded=excluded, least=least)
-    lesson = None if box.learned else teach(box.votes, me, excluded=excluded, least=least)
-    if lesson is not None:
-        write_learned(store, keys, fingerprint, lesson, at=at, by=me)
-    unread = tuple(Finding(FindingKind.NOTE, f"counts as absent: {why}", level=Level.NOTE) for why in box.unread[:_NOTED])
-    return replace(result, findings=(*result.findings, *unread)) if unread else result
+
+    store: Store
+    keys: FleetKeys = field(default_factory=FleetKeys)
+    excluded: AbstractSet[str] = frozenset()
+    least: int = LEAST_NODES
+    wait_s: float = 0.0
 
 
-def check_canary(
-    store: Store | None,
-    keys: FleetKeys,
-    report: Report,
-    node: str,
-    *,
-    at: str,
-    excluded: AbstractSet[str] = frozenset(),
-    least: int = LEAST_NODES,
-) -> CheckResult:
+def check_canary(fleet: Fleet | None, report: Report, node: str, *, at: str) -> CheckResult:
     """The whole check after a measurement: the node's own devices among themselves, then against the fleet.
 
     Without a store, or with one that doesn't answer, the fleet's part is not measured; the node's own part stands.
@@ -171,29 +161,76 @@ def check_canary(
     Args:
         at: UTC, ISO 8601.
     """
-    results = [judge_report(report, node)]
-    for fingerprint, units in by_fingerprint(report.units).items():
-        results.append(_one(store, keys, fingerprint, units, node, at=at, excluded=excluded, least=least))
-    return merged(results, seconds=round(sum(u.seconds for u in report.units), 3))
-
-
-def _one(
-    store: Store | None,
-    keys: FleetKeys,
-    fingerprint: Fingerprint,
-    units: Iterable[Unit],
-    node: str,
-    *,
-    at: str,
-    excluded: AbstractSet[str],
-    least: int,
-) -> CheckResult:
-    if store is None:
-        return not_measured(CHECK, "no store: this node's digests were compared with no other node's")
-    own = own_votes(units, node, at)
+    local, seconds = judge_report(report, node), round(sum(u.seconds for u in report.units), 3)
+    if fleet is None:
+        return merged([local, not_measured(CHECK, "no store: compared with no other node's digests")], seconds=seconds)
+    own = {key: own_votes(units, node, at) for key, units in by_fingerprint(report.units).items()}
     try:
-        if not own:  # what it once said stood for devices that are now in doubt
-            withdraw(store, keys, fingerprint, node)
-        return check_fleet(store, keys, fingerprint, own, excluded=excluded, least=least)
+        for key, votes in own.items():
+            if votes:
+                cast(fleet.store, fleet.keys, key, votes)
+            else:  # what it once said stood for devices that are now in doubt
+                withdraw(fleet.store, fleet.keys, key, node)
+        return merged([local, *_settled(fleet, own)], seconds=seconds)
     except StoreError as e:
-        return not_measured(CHECK, f"the store did not answer, so no other node's digest was seen: {e}")
+        advice = _RIGHTS.format(f"{fleet.keys.prefix}canary/") if isinstance(e, StoreRefused) else ""
+        return merged([local, not_measured(CHECK, f"compared with no other node's digests: {e}", advice=advice)], seconds=seconds)
+
+
+Own = Mapping[Fingerprint, Sequence[Vote]]
+
+
+def _settled(fleet: Fleet, own: Own) -> list[CheckResult]:
+    """Judge now; and while something lacks votes, again whenever anybody votes, up to `wait_s`."""
+    results, revision = _judged(fleet, own)
+    if fleet.wait_s <= 0 or not _open(results):
+        return list(results.values())
+    deadline, changed = time.monotonic() + fleet.wait_s, threading.Event()
+    root = fleet.keys.canary_root
+    watch = fleet.store.watch(root, revision + 1, lambda batch: changed.set())
+    try:
+        while _open(results) and changed.wait(max(0.0, deadline - time.monotonic())):
+            changed.clear()
+            results = {**results, **_judged(fleet, {key: own[key] for key in _open(results)})[0]}
+    finally:
+        watch.close()
+    return list(results.values())
+
+
+def _open(results: Mapping[Fingerprint, CheckResult]) -> list[Fingerprint]:
+    """Those for which more votes may make an outcome."""
+    return [key for key, r in results.items() if r.outcome is Outcome.NOT_MEASURED and not r.details.get("majority")]
+
+
+def _judged(fleet: Fleet, own: Own) -> tuple[dict[Fingerprint, CheckResult], int]:
+    """By fingerprint, and the smallest revision at which votes were read."""
+    found = {key: judge_stored(fleet, key, votes) for key, votes in own.items() if votes}
+    return {key: result for key, (result, _) in found.items()}, min((r for _, r in found.values() if r), default=0)
+
+
+def judge_stored(fleet: Fleet, fingerprint: Fingerprint, own: Sequence[Vote]) -> tuple[CheckResult, int]:
+    """Judge one node's votes by what is stored, and teach where the others' votes suffice; also the revision at which
+    votes were read, 0 if they didn't have to be.
+
+    Raises:
+        StoreError: the store can't be reached.
+    """
+    store, keys = fleet.store, fleet.keys
+    kv = store.get(keys.canary_learned(fingerprint.segment))
+    if kv is not None and _agrees(kv, own):
+        return judge((), own, _learned(kv), excluded=fleet.excluded, least=fleet.least), 0
+    box = look(store, keys, fingerprint)
+    result = judge(box.votes, own, box.learned, excluded=fleet.excluded, least=fleet.least)
+    lesson = None if box.learned else teach(box.votes, own[0].node, excluded=fleet.excluded, least=fleet.least)
+    if lesson is not None:
+        write_learned(store, keys, fingerprint, lesson, at=own[0].at, by=own[0].node)
+    unread = tuple(Finding(FindingKind.NOTE, f"counts as absent: {why}", level=Level.NOTE) for why in box.unread[:_NOTED])
+    return (replace(result, findings=(*result.findings, *unread)) if unread else result), box.revision
+
+
+def _agrees(kv: KeyValue, own: Sequence[Vote]) -> bool:
+    try:
+        learned = _learned(kv).digest
+    except BadValue:
+        return False
+    return all(v.digest == learned for v in own)

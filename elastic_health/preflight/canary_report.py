@@ -35,17 +35,19 @@ class Unit:
 
 @dataclass(frozen=True)
 class Report:
-    """`complete`: the process came to its end, having looked at `devices` devices."""
+    """`complete`: the process came to its end, having looked at `devices` devices.  `open`: the device that it was at
+    when it printed its last line, "" for none."""
 
     units: tuple[Unit, ...]
     complete: bool
     devices: int = 0
     unread: tuple[str, ...] = field(default=())
+    open: str = ""
 
 
 def read_report(text: str) -> Report:
     """The lines that are ours.  A broken one is kept in `unread`, shortened; other programs' chatter is passed over."""
-    units, unread, complete, devices = [], [], False, 0
+    units, unread, complete, devices, at = list[Unit](), list[str](), False, 0, ""
     for line in text.splitlines():
         if not line.lstrip().startswith("{"):
             continue
@@ -55,10 +57,13 @@ def read_report(text: str) -> Report:
                 count = body.get("devices")
                 complete, devices = True, count if isinstance(count, int) else 0
                 continue
+            if isinstance(body, dict) and isinstance(body.get("begin"), str):
+                at = body["begin"][:200]
+                continue
             units.append(_unit(body))
         except (ValueError, RecursionError, BadValue) as e:
             unread.append(str(e)[:200])
-    return Report(tuple(units), complete, devices, tuple(unread[:8]))
+    return Report(tuple(units), complete, devices, tuple(unread[:8]), "" if complete else at)
 
 
 def _unit(body: object) -> Unit:
@@ -89,11 +94,23 @@ def judge_report(report: Report, node: str) -> CheckResult:
     results = [_group(units, node) for units in by_fingerprint(report.units).values()]
     if report.unread:
         results.append(not_measured(CHECK, f"the canary printed what can't be read: {report.unread[0]}"))
+    seen = len({u.device for u in report.units})
     if not report.complete:
-        results.append(not_measured(CHECK, "the canary's process ended before it was done"))
-    elif not report.units:
+        results.append(_cut(report.open, node))
+    elif not seen:
         results.append(not_measured(CHECK, "the canary found no device"))
+    elif seen < report.devices:
+        results.append(not_measured(CHECK, f"{seen} of {report.devices} devices gave an answer"))
     return merged(results)
+
+
+def _cut(at: str, node: str) -> CheckResult:
+    """Crashed, or ended at its time limit; the device that it was at is named, though it need not be the cause."""
+    reason = "the canary's process ended before it was done" + (f", while {at} was measured" if at else "")
+    advice = f"look at the kernel log for Xid lines of {at}" if at and at != CPU else ""
+    gpus = (at,) if at and at != CPU else ()
+    found = Finding(FindingKind.NOT_MEASURED, reason, nodes=(node,) if node else (), gpus=gpus, level=Level.WARN, advice=advice)
+    return CheckResult(CHECK, Outcome.NOT_MEASURED, (found,), reason)
 
 
 def _group(units: tuple[Unit, ...], node: str) -> CheckResult:

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ import torch
 from elastic_health.codec import plain
 from elastic_health.preflight.canary import CPU
 from elastic_health.preflight.canary_parts_torch import NO_MACHINE, Machine, cpu_machine, cuda_machine, gpus_listed, uuid_of
-from elastic_health.preflight.canary_report import CPU_DTYPES, CPU_SIZE, CUDA_DTYPES, CUDA_SIZE, REPEATS, SEED, Unit
+from elastic_health.preflight.canary_report import CPU_DTYPES, CPU_SIZE, CUDA_DTYPES, CUDA_SIZE, REPEATS, SEED, Report, Unit
 from elastic_health.preflight.fingerprint import Fingerprint
 
 RECIPE = 1
@@ -40,6 +41,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
 }
 _ROWS = 512
+Factors = tuple[torch.Tensor, torch.Tensor]
 _WORD = 0xFFFFFFFF
 
 
@@ -100,7 +102,7 @@ def exact(threads: int, *, tf32: bool = False) -> Iterator[None]:
             setattr(where, name, value)
 
 
-def digests(device: torch.device, dtype: str, factors: tuple[torch.Tensor, torch.Tensor], repeats: int, threads: int = 1) -> list[str]:
+def digests(device: torch.device, dtype: str, factors: Factors, repeats: int, threads: int = 1) -> list[str]:
     """One digest a repetition; the factors go to the device once."""
     with torch.inference_mode(), exact(threads, tf32=dtype == TF32):
         a, b = (f.to(_DTYPES[dtype]).to(device) for f in factors)
@@ -112,34 +114,44 @@ def fingerprint(machine: Machine, dtype: str, size: int, seed: int) -> Fingerpri
     return Fingerprint(**plain(machine), torch=torch.__version__, dtype=dtype, size=size, seed=seed, recipe=RECIPE)
 
 
-def measure(
-    devices: Sequence[torch.device], dtypes: Sequence[str], size: int, *, seed: int = SEED, repeats: int = REPEATS, threads: int = 1
-) -> Iterator[Unit]:
-    """One `Unit` for each device and dtype, as it is done.  What fails on a device becomes its `error`."""
-    factors = (inputs(size, seed, 0), inputs(size, seed, 1))
-    for device in devices:
-        name, machine, error = _known(device, threads)
-        for dtype in dtypes:
-            began, found = time.perf_counter(), list[str]()
-            key = fingerprint(machine, dtype, size, seed)
-            try:
-                found = [] if error else digests(device, dtype, factors, repeats, threads)
-            except RuntimeError as e:
-                error = _first_line(e)
-            yield Unit(name, key, tuple(found), repeats, round(time.perf_counter() - began, 4), error)
-            if error and device.type == "cuda":
-                break  # after an error nothing that this device says can be relied on
-            error = ""
+@dataclass(frozen=True)
+class Known:
+    """A device: its id, what it is, and what went wrong while that was asked."""
+
+    device: torch.device
+    id: str
+    machine: Machine
+    error: str = ""
 
 
-def _known(device: torch.device, threads: int) -> tuple[str, Machine, str]:
-    """Its id, what it is, and what went wrong while that was asked."""
+def known(device: torch.device, threads: int = 1) -> Known:
+    """Ask a device what it is."""
     if device.type == CPU:
-        return CPU, cpu_machine(threads), ""
+        return Known(device, CPU, cpu_machine(threads))
     try:
-        return uuid_of(device), cuda_machine(device), ""
+        return Known(device, uuid_of(device), cuda_machine(device))
     except RuntimeError as e:
-        return str(device), NO_MACHINE, _first_line(e)
+        return Known(device, str(device), NO_MACHINE, _first_line(e))
+
+
+def measure(one: Known, factors: Factors, dtypes: Sequence[str], seed: int, repeats: int) -> Iterator[Unit]:
+    """One `Unit` for each dtype, as it is done.  What fails on the device becomes its `error`.
+
+    Args:
+        factors: as `inputs` makes them of `seed`, both size × size.
+    """
+    error = one.error
+    for dtype in dtypes:
+        began, found = time.perf_counter(), list[str]()
+        key = fingerprint(one.machine, dtype, factors[0].shape[0], seed)
+        try:
+            found = [] if error else digests(one.device, dtype, factors, repeats, one.machine.threads)
+        except RuntimeError as e:
+            error = _first_line(e)
+        yield Unit(one.id, key, tuple(found), repeats, round(time.perf_counter() - began, 4), error)
+        if error and one.device.type == "cuda":
+            return  # after an error nothing that this device says can be relied on
+        error = ""
 
 
 def _first_line(error: RuntimeError) -> str:
@@ -147,9 +159,13 @@ def _first_line(error: RuntimeError) -> str:
     return (str(error).splitlines() or ["no message"])[0][:500]
 
 
-def measure_cpu(dtypes: Sequence[str] = CPU_DTYPES, size: int = CPU_SIZE, *, seed: int = SEED, repeats: int = REPEATS) -> tuple[Unit, ...]:
+def both_inputs(size: int, seed: int) -> Factors:
+    return inputs(size, seed, 0), inputs(size, seed, 1)
+
+
+def measure_cpu(dtypes: Sequence[str] = CPU_DTYPES, size: int = CPU_SIZE, *, seed: int = SEED, repeats: int = REPEATS) -> Report:
     """The processor's canary in this process, for one that has torch in memory already."""
-    return tuple(measure([torch.device(CPU)], dtypes, size, seed=seed, repeats=repeats))
+    return Report(tuple(measure(known(torch.device(CPU)), both_inputs(size, seed), dtypes, seed, repeats)), True, 1)
 
 
 def _devices(asked: str) -> list[torch.device]:
@@ -179,10 +195,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (0 < size <= 16384 and 0 < given.repeats <= 1000):
         parser.error("expected 1 <= SIZE <= 16384 and 1 <= REPEATS <= 1000")
     failed = not devices
-    dtypes = given.dtype or (CPU_DTYPES if on_cpu else CUDA_DTYPES)
-    for unit in measure(devices, dtypes, size, seed=given.seed, repeats=given.repeats):
-        failed = failed or bool(unit.error)
-        _print(plain(unit))
+    dtypes, factors = given.dtype or (CPU_DTYPES if on_cpu else CUDA_DTYPES), both_inputs(size, given.seed)
+    for device in devices:
+        _print({"begin": str(device)})
+        one = known(device)
+        _print({"begin": one.id})
+        for unit in measure(one, factors, dtypes, given.seed, given.repeats):
+            failed = failed or bool(unit.error)
+            _print(plain(unit))
     _print({"done": True, "devices": len(devices)})
     return int(failed)
 

@@ -17,9 +17,8 @@ from elastic_health.preflight.canary import CPU, judge
 from elastic_health.preflight.canary_etcd import check_canary
 from elastic_health.preflight.canary_proc import Ended, run_canary
 from elastic_health.preflight.canary_report import CPU_DTYPES, SEED, Report, judge_report, own_votes, read_report
-from elastic_health.preflight.canary_torch import digest_of, exact, inputs, main, measure, measure_cpu
+from elastic_health.preflight.canary_torch import both_inputs, digest_of, exact, inputs, known, main, measure, measure_cpu
 from elastic_health.preflight.results import Outcome
-from elastic_health.rendezvous.keys import FleetKeys
 from tests.etcd_fixture import wait_until
 from tests.preflight.votes import AT, GOOD, key, vote
 
@@ -76,13 +75,15 @@ def test_the_processor_agrees_with_itself_whatever_the_script_had_set() -> None:
     again = measure_cpu(size=64)
     assert torch.get_num_threads() == 2
     torch.set_num_threads(threads)
-    assert [u.digests for u in first] == [u.digests for u in again] and [u.fingerprint for u in first] == [u.fingerprint for u in again]
-    assert {u.fingerprint.dtype for u in first} == set(CPU_DTYPES) and all(len(set(u.digests)) == 1 for u in first)
+    assert [u.digests for u in first.units] == [u.digests for u in again.units] and [u.fingerprint for u in first.units] == [
+        u.fingerprint for u in again.units
+    ]
+    assert {u.fingerprint.dtype for u in first.units} == set(CPU_DTYPES) and all(len(set(u.digests)) == 1 for u in first.units)
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction is reduced
     with pytest.raises(KeyError), exact(1):
         raise KeyError
     assert torch.get_num_threads() == threads
-    assert judge_report(Report(first, True, 1), "a").outcome is Outcome.PASS
+    assert judge_report(first, "a").outcome is Outcome.PASS
 
 
 def test_a_dtype_that_fails_is_told_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +93,7 @@ def test_a_dtype_that_fails_is_told_and_the_others_are_measured(monkeypatch: pyt
         return [GOOD] * 3
 
     monkeypatch.setattr("elastic_health.preflight.canary_torch.digests", broken)
-    units = list(measure([torch.device(CPU)], ("float32", "float16", "bfloat16"), 16))
+    units = list(measure(known(torch.device(CPU)), both_inputs(16, 7), ("float32", "float16", "bfloat16"), 7, 3))
     assert [u.error for u in units] == ["", "not implemented for 'Half'", ""]
     assert judge_report(Report(tuple(units), True, 1), "a").outcome is Outcome.NOT_MEASURED
 
@@ -133,16 +134,20 @@ def stand_in(tmp_path: Path, body: str, timeout_s: float = 20.0) -> Ended:
     return run_canary(timeout_s, command=[sys.executable, str(script)])
 
 
+BEGIN_1 = 'print(\'{"begin": "GPU-1"}\', flush=True)\n'
+
+
 def line(device: str, *digests: str) -> str:
     unit = {"device": device, "fingerprint": key().__dict__, "digests": digests, "repeats": 3}
     return f"print({json.dumps(json.dumps(unit))}, flush=True)\n"
 
 
 def test_a_crash_loses_no_other_device(tmp_path: Path) -> None:
-    ended = stand_in(tmp_path, line("GPU-0", *[GOOD] * 3) + "import os\nos.abort()\n")
+    ended = stand_in(tmp_path, line("GPU-0", *[GOOD] * 3) + BEGIN_1 + "import os\nos.abort()\n")
     assert ended.status == -6 and [u.device for u in ended.report.units] == ["GPU-0"]
     result = judge_report(ended.report, "a")
-    assert result.outcome is Outcome.NOT_MEASURED and "ended before" in result.summary
+    assert result.outcome is Outcome.NOT_MEASURED and "ended before" in result.summary and "GPU-1" in result.summary
+    assert result.findings[-1].gpus == ("GPU-1",)
 
 
 def test_a_flaky_device_is_named_though_the_process_crashed_later(tmp_path: Path) -> None:
@@ -163,7 +168,7 @@ def test_a_hanging_process_ends_with_its_children(tmp_path: Path) -> None:
     assert ended.status is None and time.monotonic() - began < 8 and not ended.report.complete
     child = int((tmp_path / "pid").read_text())
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE, "its child is gone")
-    assert check_canary(None, FleetKeys(), ended.report, "a", at=AT).outcome is Outcome.NOT_MEASURED
+    assert check_canary(None, ended.report, "a", at=AT).outcome is Outcome.NOT_MEASURED
 
 
 def test_what_cannot_be_read_is_told(tmp_path: Path) -> None:
@@ -180,6 +185,12 @@ def test_every_cut_of_a_report_is_never_a_pass() -> None:
     assert judge_report(read_report(whole), "a").outcome is Outcome.PASS
     for cut in range(len(whole)):
         assert judge_report(read_report(whole[:cut]), "a").outcome is Outcome.NOT_MEASURED
+
+
+def test_devices_that_gave_no_answer_are_not_measured() -> None:
+    unit = json.dumps({"device": "GPU-0", "fingerprint": key().__dict__, "digests": [GOOD] * 3, "repeats": 3})
+    result = judge_report(read_report(unit + '\n{"done": true, "devices": 8}'), "a")
+    assert result.outcome is Outcome.NOT_MEASURED and "1 of 8 devices" in result.summary
 
 
 def test_no_device_is_not_measured() -> None:
