@@ -182,12 +182,19 @@ def compare_with(arguments: argparse.Namespace) -> Code:
     measured = read_run(arguments.outputs[0], arguments.format)
     found, place = _stored(arguments, kind, arguments.check)
     result = compare(measured, found, arguments.min_ratio, check=arguments.check, node=arguments.node or socket.gethostname())
+    others = _other_types(arguments) if found is None and not arguments.file else []
     if arguments.json:
-        told = {"verdict": result.outcome.value, "node_type": kind, "place": place, "summary": result.summary}
+        told = {"verdict": result.outcome.value, "node_type": kind, "place": place, "summary": result.summary, "recorded_types": others}
         say_json({**told, "findings": result.findings, "parsed": result.details})
     else:
-        say([f"{result.outcome.value}: {arguments.check} against {place}", *_told(result)])
+        lines = [f"there are baselines of: {', '.join(others)}; --node-type names one"] if others else []
+        say([f"{result.outcome.value}: {arguments.check} against {place}", *_told(result), *lines])
     return next((code for outcome, code in _STATUS if result.outcome is outcome), Code.OK)
+
+
+def _other_types(arguments: argparse.Namespace) -> list[str]:
+    with reached(arguments) as (store, prefix):
+        return sorted({s.node_type for s in read_all(store, FleetKeys(prefix)) if s.check == arguments.check and s.baseline})
 
 
 def _told(result: CheckResult) -> Iterator[str]:

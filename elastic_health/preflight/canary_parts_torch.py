@@ -71,7 +71,8 @@ def cuda_machine(device: torch.device) -> Machine:
     props = torch.cuda.get_device_properties(device)
     capability = f"{props.major}.{props.minor}/{props.multi_processor_count}"
     cuda = torch.version.cuda or f"hip-{torch.version.hip}"
-    torch.cuda.current_blas_handle()  # cuBLAS is loaded from here on
+    with torch.cuda.device(device):
+        torch.cuda.current_blas_handle()  # cuBLAS is loaded from here on
     return Machine("cuda", props.name, capability, _driver(), cuda, " ".join([_cublas(), *_set(_GPU_SETTINGS)]), 1)
 
 

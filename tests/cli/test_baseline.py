@@ -173,6 +173,8 @@ def test_in_etcd(etcd: EtcdCluster, tmp_path: Path, capsys: pytest.CaptureFixtur
     derived = json.loads(out)["place"]
     assert code == 0 and derived.startswith("/elastic-health/baselines/") and derived.endswith("/all_reduce")
     assert run(capsys, "compare", *outputs(tmp_path, 95.0), *where)[0] == 0
+    code, out, _ = run(capsys, "compare", *outputs(tmp_path, 95.0), *where, "--node-type", "7x-H100")
+    assert code == Code.NOT_MEASURED and f"there are baselines of: {derived.split('/')[3]}" in out
     code, _, err = run(capsys, "record", *outputs(tmp_path, 99.0, 100.0, 102.0), *where)
     assert code == Code.BAD_CONFIG and "--force" in err
     assert run(capsys, "record", *outputs(tmp_path, 70.0, 71.0, 72.0), *where, "--force")[0] == 0
