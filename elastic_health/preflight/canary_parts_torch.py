@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -72,7 +73,8 @@ def cuda_machine(device: torch.device) -> Machine:
     capability = f"{props.major}.{props.minor}/{props.multi_processor_count}"
     cuda = torch.version.cuda or f"hip-{torch.version.hip}"
     with torch.cuda.device(device):
-        torch.cuda.current_blas_handle()  # cuBLAS is loaded from here on
+        load_blas: Any = torch.cuda.current_blas_handle
+        load_blas()
     return Machine("cuda", props.name, capability, _driver(), cuda, " ".join([_cublas(), *_set(_GPU_SETTINGS)]), 1)
 
 

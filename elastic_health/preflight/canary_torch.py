@@ -199,8 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("expected 1 <= SIZE <= 16384 and 1 <= REPEATS <= 1000")
     failed = not devices
     dtypes = given.dtype or (CPU_DTYPES if on_cpu else CUDA_DTYPES)
-    factors = both_inputs(size, given.seed) if devices else None
-    for device in devices if factors else ():
+    factors = both_inputs(size if devices else 1, given.seed)
+    for device in devices:
         _print({"begin": str(device)})
         one = known(device)
         _print({"begin": one.id})
