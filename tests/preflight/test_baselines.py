@@ -92,6 +92,13 @@ def test_an_equal_node_passes_and_a_slow_one_fails_with_its_worst_size() -> None
     assert compare(slow, baseline(), 0.4).outcome is Outcome.PASS
 
 
+def test_links_that_are_all_down_fail_though_every_other_figure_is_there() -> None:
+    """NVIDIA/DCGM#198: with all NVLinks down level 2 of the diagnostics passes; the traffic goes over PCIe, at a twentieth."""
+    base = baseline(*(Run(str(i), {s: 440.0 + i for s in SIZES}) for i in range(3)))
+    result = compare(Run("pcie", dict.fromkeys(SIZES, 22.0)), base)
+    assert result.outcome is Outcome.FAIL and len(result.findings[0].evidence["sizes"]) == len(SIZES)  # type: ignore[arg-type]
+
+
 @given(st.floats(0.05, 1.0), st.floats(0.0, 2.0))
 def test_the_bound_is_the_ratio_of_the_median(ratio: float, share: float) -> None:
     result = compare(Run("m", {s: v * share for s, v in run().values.items()}), baseline(), ratio)

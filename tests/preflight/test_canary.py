@@ -117,7 +117,8 @@ def test_several_nodes_with_the_same_other_digest_hint_at_the_set_up() -> None:
 
 
 def test_what_the_whole_fleet_contradicts_is_enforced_on_nobody() -> None:
-    """A library that was replaced under the same version, or a key that was edited by hand."""
+    """A library that was replaced under the same version, or a key that was edited by hand.  As in NVIDIA/DCGM#254: what
+    all nodes fail alike speaks of the set-up."""
     edited = Learned(digest("by hand"))
     votes = [vote(n) for n in "abcd"]
     result = judge(votes, [vote("a")], edited)
@@ -171,6 +172,19 @@ def test_a_node_never_teaches_what_only_its_own_vote_carries() -> None:
     assert teach([vote("a"), vote("b"), vote("c", BAD)], "a") is None, "of the others one says this and one that"
     learned = teach([vote("a"), vote("b"), vote("c", BAD)], "c")
     assert learned is not None and (learned.digest, learned.names) == (GOOD, ("a", "b")), "the odd one is told by the two others"
+
+
+def test_two_others_are_too_few_where_the_own_vote_does_not_count() -> None:
+    two = [vote("b"), vote("c")]
+    assert teach(two, "a") is None and teach([*two, vote("a")], "a", excluded={"a"}) is None
+    assert teach([*two, vote("a", GOOD, 0), vote("a", BAD, 1)], "a") is None, "divided"
+    assert teach([*two, vote("d")], "a") is not None
+    assert teach([vote("a"), vote("b")], "a", least=2) is None, "one other is never enough"
+
+
+def test_votes_of_devices_that_were_replaced_do_not_count() -> None:
+    votes = [vote("a", BAD, 0), vote("a", BAD, 1), vote("b"), vote("c", BAD)]
+    assert judge(votes, [vote("a", GOOD, 2)], None).outcome is Outcome.PASS
 
 
 VALUES = st.sampled_from([GOOD, BAD, OTHER])
