@@ -11,11 +11,11 @@ from elastic_health.cli.codes import Code
 from elastic_health.cli.figures import READERS, read_run
 from elastic_health.cli.reach import NotFound, add_arguments, me, reached, utc
 from elastic_health.cli.show import say, say_json, table
+from elastic_health.errors import BaselineError
 from elastic_health.preflight.baselines import (
     LEAST_RUNS,
     MIN_RATIO,
     Baseline,
-    BaselineError,
     Figure,
     Provenance,
     Run,

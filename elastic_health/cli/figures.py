@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic_health.codec import shown
+from elastic_health.errors import BaselineError
 from elastic_health.findings import Level
-from elastic_health.preflight.baselines import MOST_SIZES, BaselineError, Run
+from elastic_health.preflight.baselines import MOST_SIZES, Run
 from elastic_health.preflight.results import Outcome
 
 MAX_BYTES = 8 << 20

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from elastic_health.codec import rest
-from elastic_health.errors import ConfigError
+from elastic_health.errors import BaselineError
 from elastic_health.findings import Finding, FindingKind, Level
 from elastic_health.preflight.results import CheckResult, Outcome, not_measured, outcome_of
 
@@ -30,10 +30,6 @@ MAD_TO_SIGMA = 1.4826
 """A normal distribution's standard deviation over its median absolute deviation (Rousseeuw and Croux, 1993)."""
 PREVIOUS_KEPT = 8
 MOST_SIZES = 1024
-
-
-class BaselineError(ConfigError):
-    """Figures, a stored baseline or a request to record one can't be used."""
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_health.codec import dump, load
-from elastic_health.errors import BadValue
-from elastic_health.preflight.baselines import Baseline, BaselineError, succeed
+from elastic_health.errors import BadValue, BaselineError
+from elastic_health.preflight.baselines import Baseline, succeed
 from elastic_health.rendezvous.keys import FleetKeys, check_segment
 from elastic_health.rendezvous.store import Compare, Put, Store, StoreAmbiguous, Target, Txn
 

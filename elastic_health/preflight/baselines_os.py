@@ -11,8 +11,8 @@ from pathlib import Path
 
 from elastic_health._version import __version__
 from elastic_health.codec import dump, load
-from elastic_health.errors import BadValue
-from elastic_health.preflight.baselines import Baseline, BaselineError, NodeFacts, succeed
+from elastic_health.errors import BadValue, BaselineError
+from elastic_health.preflight.baselines import Baseline, NodeFacts, succeed
 
 MAX_BYTES = 8 << 20
 _PROC_NVIDIA = "proc/driver/nvidia"

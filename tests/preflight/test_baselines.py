@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
+from elastic_health.errors import BaselineError
 from elastic_health.findings import FindingKind
 from elastic_health.preflight.baselines import (
     PREVIOUS_KEPT,
     Baseline,
-    BaselineError,
     NodeFacts,
     Provenance,
     Run,
@@ -94,7 +94,7 @@ def test_an_equal_node_passes_and_a_slow_one_fails_with_its_worst_size() -> None
 
 def test_links_that_are_all_down_fail_though_every_other_figure_is_there() -> None:
     """NVIDIA/DCGM#198: with all NVLinks down level 2 of the diagnostics passes; the traffic goes over PCIe, at a twentieth."""
-    base = baseline(*(Run(str(i), {s: 440.0 + i for s in SIZES}) for i in range(3)))
+    base = baseline(*(Run(str(i), dict.fromkeys(SIZES, 440.0 + i)) for i in range(3)))
     result = compare(Run("pcie", dict.fromkeys(SIZES, 22.0)), base)
     assert result.outcome is Outcome.FAIL and len(result.findings[0].evidence["sizes"]) == len(SIZES)  # type: ignore[arg-type]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_health.errors import ConfigError
-from elastic_health.preflight.baselines import Baseline, BaselineError, Figure, Provenance
+from elastic_health.errors import BaselineError, ConfigError
+from elastic_health.preflight.baselines import Baseline, Figure, Provenance
 from elastic_health.preflight.baselines_etcd import key_of, read, read_all, write
 from elastic_health.preflight.baselines_os import node_facts, read_file, versions, write_file
 from elastic_health.rendezvous.keys import FleetKeys
