@@ -128,10 +128,10 @@ def test_wrong_arguments(wrong: list[str], capsys: pytest.CaptureFixture[str]) -
 # ---- its process, by stand-ins
 
 
-def stand_in(tmp_path: Path, body: str, timeout_s: float = 20.0) -> Ended:
+def stand_in(tmp_path: Path, body: str) -> Ended:
     script = tmp_path / "canary.py"
     script.write_text(body)
-    return run_canary(timeout_s, command=[sys.executable, str(script)])
+    return run_canary(60, command=[sys.executable, str(script)])
 
 
 BEGIN_1 = 'print(\'{"begin": "GPU-1"}\', flush=True)\n'
@@ -157,15 +157,11 @@ def test_a_flaky_device_is_named_though_the_process_crashed_later(tmp_path: Path
 
 
 def test_a_hanging_process_ends_with_its_children(tmp_path: Path) -> None:
-    body = line("GPU-0", *[GOOD] * 3) + (
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
-        "time.sleep(600)\n"
-    )
+    unit = json.dumps({"device": "GPU-0", "fingerprint": key().__dict__, "digests": [GOOD] * 3, "repeats": 3})
+    script = 'printf \'%s\\n\' "$1"; sleep 600 & echo $! > "$2"; wait'
     began = time.monotonic()
-    ended = stand_in(tmp_path, body, timeout_s=2.0)
-    assert ended.status is None and time.monotonic() - began < 8 and not ended.report.complete
+    ended = run_canary(1.0, command=["sh", "-c", script, "canary", unit, str(tmp_path / "pid")])
+    assert ended.status is None and time.monotonic() - began < 20 and not ended.report.complete and len(ended.report.units) == 1
     child = int((tmp_path / "pid").read_text())
     wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE, "its child is gone")
     assert check_canary(None, ended.report, "a", at=AT).outcome is Outcome.NOT_MEASURED
