@@ -45,6 +45,36 @@ class FleetKeys:
         return f"{self.prefix}quarantine/nodes/{node}"
 
     @property
+    def baselines(self) -> str:
+        return f"{self.prefix}baselines/"
+
+    def baseline(self, node_type: str, check: str) -> str:
+        """Both must have passed `check_segment`."""
+        return f"{self.baselines}{node_type}/{check}"
+
+    @property
+    def canary_root(self) -> str:
+        return f"{self.prefix}canary/"
+
+    def canary(self, fingerprint: str) -> str:
+        """Everything about one fingerprint; `fingerprint` is `Fingerprint.segment`."""
+        return f"{self.canary_root}{fingerprint}/"
+
+    def canary_fingerprint(self, fingerprint: str) -> str:
+        """The fields that `fingerprint` is a hash of, for people."""
+        return f"{self.canary(fingerprint)}fingerprint"
+
+    def canary_votes(self, fingerprint: str) -> str:
+        return f"{self.canary(fingerprint)}votes/"
+
+    def canary_vote(self, fingerprint: str, node: str) -> str:
+        return f"{self.canary_votes(fingerprint)}{node}"
+
+    def canary_learned(self, fingerprint: str) -> str:
+        """Created once, by the check of a node whose own vote wasn't needed for it."""
+        return f"{self.canary(fingerprint)}learned"
+
+    @property
     def runs(self) -> str:
         return f"{self.prefix}runs/"
 

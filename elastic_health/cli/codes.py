@@ -12,22 +12,26 @@ class Code(IntEnum):
     OK = 0
     NOT_FOUND = 1
     USAGE = 2
+    NOT_MEASURED = 3
     BAD_CONFIG = 64
     STORE_UNREACHABLE = 69
     STORE_FAILED = 74
     STORE_REFUSED = 77
     RUN_REFUSED = 78
+    UNFIT = 80
     INTERRUPTED = 130
 
 
 MEANINGS: Mapping[Code, str] = {
     Code.OK: "done; the answer is on standard output",
-    Code.NOT_FOUND: "nothing is known of that run",
+    Code.NOT_FOUND: "nothing is known of that run or baseline",
     Code.USAGE: "the command or its arguments are wrong",
+    Code.NOT_MEASURED: "the comparison has no outcome: no baseline, too little in common, or output that is not whole",
     Code.BAD_CONFIG: "the YAML, the endpoint or another value is wrong",
     Code.STORE_UNREACHABLE: "no etcd endpoint answered in time, or it is not etcd",
     Code.STORE_FAILED: "etcd answered, but did not do it (full, too large, or changed meanwhile): try again or see the message",
     Code.STORE_REFUSED: "etcd refused user, password or certificate",
     Code.RUN_REFUSED: "the run is not in a state in which this can be done",
+    Code.UNFIT: "what was compared or checked failed",
     Code.INTERRUPTED: "ended by Ctrl-C",
 }
