@@ -89,7 +89,7 @@ def _found(command: Command) -> tuple[str | None, Ended, str]:
 
 
 def _start(command: Command, program: str, reported: int) -> subprocess.Popen[bytes]:
-    bounds = [str(reported), str(command.limit_s), str(command.grace_s), str(command.kill_s)]
+    bounds = [str(reported), str(command.limit_s), str(command.grace_s), str(command.kill_s), str(int("LC_CTYPE" in command.environment))]
     return subprocess.Popen(
         [sys.executable, "-I", "-S", REAPER, *bounds, program, *command.argv],
         stdin=subprocess.PIPE,

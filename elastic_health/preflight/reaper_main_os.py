@@ -4,9 +4,10 @@ Law: when it has reported with nothing stuck, no process that descends from the 
 process groups they had moved to: as a subreaper (prctl(2), PR_SET_CHILD_SUBREAPER) this process inherits every orphan of
 its tree, so that having no child any more proves that the tree is gone.
 
-Runs as `python -I -S <this file> REPORT_FD LIMIT_S GRACE_S KILL_S PROGRAM ARGV0 ARG…`: standard library only, a session
+Runs as `python -I -S <this file> REPORT_FD LIMIT_S GRACE_S KILL_S LOCALE PROGRAM ARGV0 ARG…`: standard library only, a session
 of its own.  The end of stdin, or of the parent process, is the order to end.  One line of JSON on REPORT_FD when all is done,
-after a first one that tells the command's pid; stdout and stderr are the command's.
+after a first one that tells the command's pid; stdout and stderr are the command's.  LOCALE is "0" where its environment
+has no LC_CTYPE: Python adds one to its own in the C locale (PEP 538), and so to that of its children.
 """
 
 from __future__ import annotations
@@ -244,4 +245,6 @@ def main(report: int, limit_s: float, grace_s: float, kill_s: float, program: st
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), sys.argv[5], sys.argv[6:])
+    if sys.argv[5] == "0":
+        os.environ.pop("LC_CTYPE", None)
+    main(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), sys.argv[6], sys.argv[7:])
