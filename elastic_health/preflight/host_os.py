@@ -20,7 +20,8 @@ _MARKS = (b"TORCHELASTIC_RUN_ID=", f"{variables.WORKER_TOKEN}=".encode())
 """What torchrun and our agent put into the environment of workers, and so of all that descends from these."""
 _REAPERS = frozenset("systemd init tini dumb-init docker-init catatonit s6-svscan runsv slurmstepd containerd-shim conmon pause".split())
 """Who inherits processes whose parent has died, besides pid 1."""
-_AGENTS = ("torchrun", "torch.distributed", "elastic_health")
+_AGENTS = ("python", "torchrun")
+"""An agent is a Python program, as pid 1 of a container too; a shell that started one is none."""
 _ENVIRON_BYTES = 256 * 1024
 _UNLIMITED = 1 << 60
 """A control group of version 1 writes "no limit" as a number near 2**63."""
@@ -126,7 +127,7 @@ def _orphaned(process: psutil.Process, workers: Mapping[int, str], agent: int) -
         above = above.parent()
     if above is None:  # its parent ended this moment, or lives outside of our namespace
         return process.ppid() in (0, 1)
-    if above.pid == agent or any(word in " ".join(above.cmdline()) for word in _AGENTS):
+    if above.pid == agent or os.path.basename((above.cmdline() or [""])[0]).startswith(_AGENTS):
         return False
     return above.pid == 1 or above.name() in _REAPERS
 

@@ -1,0 +1,441 @@
+"""Facts of a host: of this real one, and of others from trees as /proc and /sys show them."""
+
+from __future__ import annotations
+
+import dataclasses
+import http.server
+import importlib.util
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from elastic_health import variables
+from elastic_health.codec import build, plain
+from elastic_health.findings import Finding, FindingKind
+from elastic_health.preflight import host_os, nvml_os
+from elastic_health.preflight.checks import CheckSpec, Context, Kind, Stage
+from elastic_health.preflight.clock import offset
+from elastic_health.preflight.clock_net import ask_clock
+from elastic_health.preflight.command_proc import Order
+from elastic_health.preflight.commands import Ended, Ran, Stuck
+from elastic_health.preflight.host_facts import Gpu, GpuProcess, Gpus, HostFacts, Memory, Part
+from elastic_health.preflight.host_limits import HostLimits
+from elastic_health.preflight.host_proc import host_runner, read_facts
+from elastic_health.preflight.kernel_log_os import MAX_BYTES, read_kernel_log
+from elastic_health.preflight.nvml_os import ABSENT, read_gpus
+from elastic_health.preflight.results import CheckResult, Outcome
+from tests.preflight import fake_nvml
+
+pytestmark = pytest.mark.spec("P5")
+
+CONTEXT = Context(Stage.JOIN, "n1")
+
+
+def tree(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+# ---- this machine
+
+
+def test_this_machines_facts_agree_with_psutil() -> None:
+    facts, ran = read_facts(HostLimits(paths=("/",)), 30.0)
+    assert ran.whole and facts.silent == {}
+    seen = psutil.virtual_memory()
+    assert facts.memory is not None and facts.memory.total_bytes <= seen.total
+    assert 0 < facts.memory.available_bytes <= facts.memory.total_bytes
+    assert facts.spaces is not None and "/" in [s.path for s in facts.spaces]
+    root = next(s for s in facts.spaces if s.path == "/")
+    assert root.total_bytes == pytest.approx(psutil.disk_usage("/").total, rel=0.01) and not root.error
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert facts.limits is not None and facts.limits.open_files_hard == (None if hard == resource.RLIM_INFINITY else hard)
+    assert facts.network is not None and set(psutil.net_if_addrs()) <= {nic.name for nic in facts.network.nics}
+    assert facts.orphans is not None and facts.gpus is not None
+
+
+def test_the_host_check_is_quick() -> None:
+    spec = CheckSpec("host", Kind.HOST, frozenset(Stage), time_limit_s=30.0)
+    order, took = Order(), []
+    for _ in range(3):
+        started = time.monotonic()
+        result = host_runner()(spec, CONTEXT, order)
+        took.append(time.monotonic() - started)
+        assert result.outcome in (Outcome.PASS, Outcome.WARN) and result.check == "host"
+    order.close()
+    assert min(took) < 1.0  # about 0.12 s on an idle machine; a busy one is allowed more
+
+
+# ---- memory and control groups
+
+
+def test_a_control_group_bounds_the_memory(tmp_path: Path) -> None:
+    group = {"memory.max": "2000", "memory.current": "1500", "memory.stat": "anon 1\ninactive_file 300\n"}
+    root = tree(tmp_path, {f"pod/job/{n}": v for n, v in group.items()} | {"pod/memory.max": "max", "pod/memory.current": "1"})
+    own = root / "own"
+    own.write_text("0::/pod/job\n")
+    assert host_os.memory(str(root), str(own)) == Memory(2000, 800)
+    (root / "pod" / "memory.max").write_text("1800")
+    (root / "pod" / "memory.current").write_text("1700")
+    assert host_os.memory(str(root), str(own)) == Memory(1800, 100)
+
+
+def test_control_groups_of_version_1(tmp_path: Path) -> None:
+    files = {"memory.limit_in_bytes": "5000", "memory.usage_in_bytes": "4000", "memory.stat": "total_inactive_file 1000\n"}
+    root = tree(tmp_path, {f"memory/job/{n}": v for n, v in files.items()} | {"memory/memory.limit_in_bytes": str(2**63 - 4096)})
+    own = root / "own"
+    own.write_text("5:cpu,cpuacct:/x\n4:memory:/job\n")
+    assert host_os.memory(str(root), str(own)) == Memory(5000, 2000)
+
+
+def test_without_a_bound_the_hosts_memory_counts(tmp_path: Path) -> None:
+    found = host_os.memory(str(tmp_path), str(tmp_path / "none"))
+    assert found.total_bytes == psutil.virtual_memory().total
+
+
+# ---- network
+
+
+def test_network_trees(tmp_path: Path) -> None:
+    nets = tree(
+        tmp_path / "net",
+        {
+            "eth0/operstate": "up\n",
+            "eth0/speed": "25000\n",
+            "eth0/device/vendor": "0x15b3",
+            "eth1/operstate": "down\n",
+            "eth1/speed": "-1\n",
+            "tun0/operstate": "unknown\n",
+            "tun0/carrier": "1\n",
+        },
+    )
+    ports = tree(
+        tmp_path / "ib",
+        {
+            "mlx5_0/ports/1/state": "4: ACTIVE\n",
+            "mlx5_0/ports/1/phys_state": "5: LinkUp\n",
+            "mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
+            "mlx5_0/ports/1/link_layer": "InfiniBand\n",
+            "mlx5_1/ports/1/state": "1: DOWN\n",
+            "mlx5_1/ports/1/phys_state": "3: Disabled\n",
+            "mlx5_1/ports/1/rate": "2.5 Gb/sec (1X SDR)\n",
+            "mlx5_1/ports/1/link_layer": "Ethernet\n",
+            "broken/ports/1/state": "",
+        },
+    )
+    found = host_os.network(str(nets), str(ports))
+    assert [dataclasses.astuple(nic) for nic in found.nics] == [
+        ("eth0", True, True, 25000),
+        ("eth1", False, False, None),
+        ("tun0", True, False, None),
+    ]
+    assert [dataclasses.astuple(p) for p in found.ports] == [
+        ("broken", 1, "", "", "", 0.0),
+        ("mlx5_0", 1, "ACTIVE", "LinkUp", "InfiniBand", 400.0),
+        ("mlx5_1", 1, "DOWN", "Disabled", "Ethernet", 2.5),
+    ]
+    assert host_os.network(str(tmp_path / "no"), str(tmp_path / "no")).nics == ()
+
+
+def test_gpu_devices(tmp_path: Path) -> None:
+    nodes = tree(tmp_path / "dev", {f"nvidia{i}": "" for i in range(8)} | {"nvidiactl": "", "nvidia-uvm": "", "nvidia-caps/x": ""})
+    assert host_os.gpu_devices(str(nodes), "/no") == 8
+    listed = tree(tmp_path / "gpus", {"0000:18:00.0/information": "", "0000:2a:00.0/information": ""})
+    assert host_os.gpu_devices(str(tmp_path), str(listed)) == 2 and host_os.gpu_devices(str(tmp_path), "/no") == 0
+
+
+# ---- orphans, really
+
+
+WORKER = """
+    import os, subprocess, sys, time
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print(os.getpid(), child.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def worker(own_parent: bool) -> tuple[subprocess.Popen[str], list[int]]:
+    """A process with a worker's environment and a child of its own; without `own_parent` its parent ends at once."""
+    environment = os.environ | {"TORCHELASTIC_RUN_ID": "old-run", variables.WORKER_TOKEN: "t"}
+    body = "\n".join(line[4:] for line in WORKER.splitlines())
+    start = [sys.executable, "-c", body]
+    if not own_parent:
+        start = [sys.executable, "-c", f"import os, sys\nif os.fork(): os._exit(0)\nos.setsid(); os.execv(sys.executable, {start!r})"]
+    process = subprocess.Popen(start, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, [int(word) for word in process.stdout.readline().split()]
+
+
+@pytest.fixture
+def ended() -> Iterator[list[int]]:
+    pids: list[int] = []
+    yield pids
+    for pid in pids:
+        if psutil.pid_exists(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_workers_whose_agent_is_gone_are_orphans_with_their_children(ended: list[int]) -> None:
+    """GaTech-RL2/EgoVerse#682: data-loader workers, re-parented to init, held all GPUs."""
+    process, pids = worker(own_parent=False)
+    ended += pids
+    process.wait(30)
+    assert process.stdout is not None
+    process.stdout.close()
+    found = host_os.orphans({pid: run for pid, run in host_os.marked().items() if pid in pids}, os.getpid())
+    assert {(o.pid, o.run) for o in found} == {(pid, "old-run") for pid in pids}
+    assert all(o.resident_bytes > 0 and o.age_s < 100 for o in found)
+
+
+def test_workers_of_a_living_agent_are_none(ended: list[int]) -> None:
+    process, pids = worker(own_parent=True)
+    ended += pids
+    marked = {pid: run for pid, run in host_os.marked().items() if pid in pids}
+    assert set(marked) == set(pids) and host_os.orphans(marked, os.getpid()) == ()
+    assert host_os.descends(pids[1], os.getpid()) and not host_os.descends(os.getpid(), pids[1])
+    process.kill()
+    os.kill(pids[1], signal.SIGKILL)
+    process.communicate(timeout=30)
+
+
+# ---- NVML
+
+
+def gpus_of(monkeypatch: pytest.MonkeyPatch, *gpus: dict[str, object] | str, visible: str | None = None) -> Gpus:
+    said = gpus[0] if gpus and isinstance(gpus[0], str) else list(gpus)
+    monkeypatch.setenv("FAKE_NVML", json.dumps(said))
+    return read_gpus(len(gpus), visible, lambda pid, used: GpuProcess(pid, "p", used), fake_nvml.loaded())
+
+
+def test_what_nvml_says_becomes_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpus_of(monkeypatch, fake_nvml.GOOD | {"ComputeRunningProcesses": [[77, 1024], [78, None]]})
+    assert found.library and found.driver == "580.65.06"
+    assert found.gpus[0] == Gpu(
+        0,
+        "GPU-aaaa",
+        "NVIDIA H100 80GB HBM3",
+        "00000000:18:00.0",
+        memory_bytes=85899345920,
+        ecc=True,
+        mig=False,
+        corrected=5,
+        corrected_ever=6,
+        uncorrected=0,
+        uncorrected_ever=3,
+        remapped=2,
+        remap_pending=False,
+        remap_failed=False,
+        reasons=1,
+        temperature_c=41,
+        state=8,
+        pcie_width=16,
+        pcie_width_max=16,
+        pcie_generation=1,
+        pcie_generation_max=5,
+        links=(True, True, False),
+        processes=(GpuProcess(77, "p", 1024), GpuProcess(78, "p", None)),
+    )
+
+
+def test_a_card_that_supports_nothing_has_no_findings_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpus_of(monkeypatch, {"UUID": "GPU-b", "Name": "old", "MemoryInfo": 1})
+    assert found.gpus == (Gpu(0, "GPU-b", "old", "00000000:18:00.0", memory_bytes=1),)
+
+
+@pytest.mark.parametrize("broken", [{"handle": "GPU is lost"}, fake_nvml.GOOD | {"MemoryInfo": "!GPU is lost"}])
+def test_a_lost_gpu_says_so_and_the_others_are_read(monkeypatch: pytest.MonkeyPatch, broken: dict[str, object]) -> None:
+    found = gpus_of(monkeypatch, fake_nvml.GOOD, broken)
+    assert [g.error for g in found.gpus] == ["", "GPU is lost"]
+    assert found.gpus[1].uuid == ("GPU-aaaa" if "UUID" in broken else "")
+
+
+def test_gpus_that_are_not_ours_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpus_of(monkeypatch, fake_nvml.GOOD, fake_nvml.GOOD | {"UUID": "GPU-b"}, visible="1")
+    assert [g.visible for g in found.gpus] == [False, True]
+
+
+def test_a_library_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = gpus_of(monkeypatch, "Driver Not Loaded")
+    assert not found.library and found.why_not == "NVML: Driver Not Loaded"
+
+
+def test_without_the_package_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert read_gpus(8, None, GpuProcess) == Gpus(8, why_not=ABSENT)  # type: ignore[arg-type]
+    assert read_gpus(0, None, GpuProcess).why_not == "no NVIDIA GPU here"  # type: ignore[arg-type]
+
+
+def test_the_real_package_has_every_name_that_is_asked_for() -> None:
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    asked = set(re.findall(r"\b(?:nvml[A-Z]|NVML_?[A-Z])\w+", Path(nvml_os.__file__).read_text()))
+    assert len(asked) > 25 and {name for name in asked if not hasattr(pynvml, name)} == set()
+
+
+def test_a_real_gpu() -> None:
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
+    if not host_os.gpu_devices():
+        pytest.skip("no NVIDIA GPU here")
+    facts, _ = read_facts(HostLimits(parts=(Part.GPUS,)), 60.0)
+    assert facts.gpus is not None and facts.gpus.library and facts.gpus.driver
+    for gpu in facts.gpus.gpus:
+        assert gpu.uuid.startswith("GPU-") and gpu.model and not gpu.error and (gpu.memory_bytes or 0) > 0
+
+
+def test_a_driver_that_hangs_holds_up_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml.install(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    monkeypatch.setenv("FAKE_NVML", '"hang"')
+    facts, ran = read_facts(HostLimits(), 2.0)
+    assert ran.ended is Ended.TIME_LIMIT and set(facts.silent) == {"gpus"} and "no answer within 2" in facts.silent["gpus"]
+    assert facts.memory is not None and facts.spaces and facts.orphans is not None
+
+
+def test_gpu_facts_come_back_from_their_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml.install(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    monkeypatch.setenv("FAKE_NVML", json.dumps([fake_nvml.GOOD | {"ComputeRunningProcesses": [[os.getpid(), 7], [1, 8]]}]))
+    facts, _ = read_facts(HostLimits(parts=(Part.GPUS,)), 30.0)
+    assert facts.gpus is not None
+    ours, other = facts.gpus.gpus[0].processes
+    assert ours.ours and ours.name == psutil.Process().name() and (other.pid, other.ours, other.cared_for) == (1, False, False)
+
+
+def test_facts_survive_the_way_through_json() -> None:
+    gpus = Gpus(1, True, "", "580", (Gpu(0, links=(True,), processes=(GpuProcess(1),)),))
+    assert build(Gpus, json.loads(json.dumps(plain(gpus))), "gpus") == gpus
+
+
+# ---- the runner
+
+
+def run_host(parameters: dict[str, object], **more: object) -> CheckResult:
+    order = Order()
+    try:
+        return host_runner(**more)(CheckSpec("fit", Kind.HOST, frozenset(Stage), parameters=parameters), CONTEXT, order)  # type: ignore[arg-type]
+    finally:
+        order.close()
+
+
+def test_parameters_are_the_limits(tmp_path: Path) -> None:
+    parts = ["space", "memory"]
+    assert run_host({"parts": parts, "paths": [str(tmp_path)]}).outcome in (Outcome.PASS, Outcome.WARN)
+    low = run_host({"parts": parts, "paths": [str(tmp_path)], "disk_bytes": 2.0**60})
+    assert low.outcome is Outcome.FAIL and str(tmp_path) in low.summary and low.check == "fit"
+    gone = run_host({"parts": ["space"], "paths": [str(tmp_path / "nowhere")]})
+    assert gone.outcome is Outcome.FAIL and "No such file" in gone.summary
+
+
+def test_a_kernel_log_is_read_from_where_the_yaml_says(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("[ 12.3] NVRM: Xid (PCI:0000:b3:00): 79, GPU has fallen off the bus.\n")
+
+    def xid(text: str, status: int | None) -> CheckResult:
+        found = (Finding(FindingKind.DEVICE_ERROR, "Xid 79"),) if "Xid" in text else ()
+        return CheckResult("xid", Outcome.FAIL, found)
+
+    result = run_host({"parts": ["kernel_log"], "kernel_log": str(tmp_path / "log")}, xid=xid)
+    assert result.outcome is Outcome.FAIL and result.summary == "Xid 79"
+    silent = run_host({"parts": ["kernel_log"], "kernel_log": str(tmp_path / "none")}, xid=xid)
+    assert silent.outcome is Outcome.PASS and "skipped" in silent.findings[0].reason
+
+
+def test_a_reader_that_cannot_be_killed_fails_the_node() -> None:
+    stuck = Ran(("x",), Ended.TIME_LIMIT, stuck=(Stuck(5, "python", "D", "nfs_wait"),))
+    result = run_host({}, facts=lambda limits, limit_s, cancel: (HostFacts(silent={"gpus": "no answer"}), stuck))
+    assert result.outcome is Outcome.FAIL and "nfs_wait" in result.summary
+
+
+# ---- kernel log
+
+
+def test_the_real_kernel_log_is_read_or_says_why_not() -> None:
+    started = time.monotonic()
+    log = read_kernel_log()
+    assert time.monotonic() - started < 10.0
+    assert log.text if log.readable else log.why_not
+
+
+def test_a_log_file_is_read_to_its_end_and_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "kern.log"
+    path.write_bytes(b"first\n" + b"x" * 99 + b"\xff\n" + b"last\n")
+    assert read_kernel_log(str(path)).text.startswith("first\n") and read_kernel_log(str(path)).text.endswith("\ufffd\nlast\n")
+    path.write_bytes(b"old\n" + b"y" * (MAX_BYTES + 100_000) + b"\nnew\n")
+    text = read_kernel_log(str(path)).text
+    assert text.endswith("new\n") and "old" not in text and len(text) <= MAX_BYTES
+
+
+def test_a_log_that_is_not_there(tmp_path: Path) -> None:
+    log = read_kernel_log(str(tmp_path / "none"))
+    assert not log.readable and "No such file" in log.why_not
+
+
+def test_a_log_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = os.open(tmp_path / "pipe", os.O_RDWR)
+    os.write(writer, b"one record\n")
+    assert read_kernel_log(str(tmp_path / "pipe")).text == "one record\n"
+    os.close(writer)
+
+
+# ---- clock
+
+
+class _Clock(http.server.BaseHTTPRequestHandler):
+    ahead_s = 0.0
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return super().date_time_string(int(time.time() + self.ahead_s))
+
+    def do_GET(self) -> None:
+        self.send_response(503 if self.path != "/version" else 200)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 120.0, -120.0])
+def test_the_date_of_an_answer_bounds_our_offset(ahead_s: float) -> None:
+    handler = type("Handler", (_Clock,), {"ahead_s": ahead_s})
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        found = offset(ask_clock([("127.0.0.1", 1), ("127.0.0.1", server.server_port)]))
+        server.shutdown()
+        thread.join()
+    assert found is not None and found.low <= -ahead_s + 0.01 and found.high >= -ahead_s - 0.01
+    assert found.high - found.low < 1.5
+
+
+def test_nobody_answers() -> None:
+    assert ask_clock([("127.0.0.1", 1)]) == () and ask_clock([]) == ()
+
+
+def test_the_probe_is_quiet_where_http_is_not_spoken() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+
+        def answer() -> None:
+            conversation, _ = listener.accept()
+            with conversation:
+                conversation.recv(100)
+                conversation.sendall(b"\x00\x00\x12garbage\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert ask_clock([("127.0.0.1", listener.getsockname()[1])]) == ()
+        thread.join()
