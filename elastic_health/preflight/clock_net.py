@@ -14,31 +14,30 @@ TIMEOUT_S = 1.0
 
 
 def ask_clock(
-    endpoints: Iterable[tuple[str, int]], tls: ssl.SSLContext | None = None, timeout_s: float = TIMEOUT_S
+    endpoints: Iterable[tuple[str, int]], tls: ssl.SSLContext | None = None, server_name: str = "", timeout_s: float = TIMEOUT_S
 ) -> tuple[ClockSample, ...]:
     """One sample, of the first endpoint that answers; none if no one does.
 
     Args:
         endpoints: (host, port) of etcd's client URLs.
         tls: as for gRPC, where they are https.
+        server_name: to expect in the certificate, "" for the endpoint's host.
         timeout_s: for each endpoint.
     """
     for host, port in endpoints:
-        sample = _ask(host, port, tls, timeout_s)
+        sample = _ask(host, port, tls, server_name or host, timeout_s)
         if sample is not None:
             return (sample,)
     return ()
 
 
-def _ask(host: str, port: int, tls: ssl.SSLContext | None, timeout_s: float) -> ClockSample | None:
-    connection = (
-        http.client.HTTPConnection(host, port, timeout=timeout_s)
-        if tls is None
-        else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=tls)
-    )
+def _ask(host: str, port: int, tls: ssl.SSLContext | None, name: str, timeout_s: float) -> ClockSample | None:
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.connect()
-        sent = time.time()  # the clocks are compared at the question, not at the TLS handshake
+        if tls is not None:
+            connection.sock = tls.wrap_socket(connection.sock, server_hostname=name)
+        sent = time.time()  # the clocks are compared at the question, not at the handshake
         connection.request("GET", PATH, headers={"Connection": "close"})
         header = connection.getresponse().getheader("Date", "")
         return from_date(sent, time.time(), header or "")

@@ -206,6 +206,15 @@ def test_what_forks_without_end_is_ended() -> None:
     assert ran.ended is Ended.BY_ITSELF and ran.stuck == ()
 
 
+def test_what_cannot_be_ended_is_named_and_not_waited_for() -> None:
+    """A driver holds a process so that SIGKILL does nothing; here SIGKILL is given no time instead."""
+    started = time.monotonic()
+    ran = run("sh", "-c", "trap '' TERM; echo deaf; while :; do :; done", limit_s=0.5, grace_s=0.1, kill_s=0.0)
+    assert time.monotonic() - started < 10.0 and ran.ended is Ended.TIME_LIMIT and ran.stdout == "deaf\n"
+    assert [p.name for p in ran.stuck] == ["sh"] and ran.exit_status is None
+    psutil.wait_procs([psutil.Process(p.pid) for p in ran.stuck if psutil.pid_exists(p.pid)], timeout=10)
+
+
 # ---- orders
 
 

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import http.server
-import importlib.util
-import json
 import os
-import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,21 +16,16 @@ import psutil
 import pytest
 
 from elastic_health import variables
-from elastic_health.codec import build, plain
 from elastic_health.findings import Finding, FindingKind
-from elastic_health.preflight import host_os, nvml_os
+from elastic_health.preflight import host_os
 from elastic_health.preflight.checks import CheckSpec, Context, Kind, Stage
-from elastic_health.preflight.clock import offset
-from elastic_health.preflight.clock_net import ask_clock
 from elastic_health.preflight.command_proc import Order
 from elastic_health.preflight.commands import Ended, Ran, Stuck
-from elastic_health.preflight.host_facts import Gpu, GpuProcess, Gpus, HostFacts, Memory, Part
+from elastic_health.preflight.host_facts import HostFacts, Memory
 from elastic_health.preflight.host_limits import HostLimits
 from elastic_health.preflight.host_proc import host_runner, read_facts
 from elastic_health.preflight.kernel_log_os import MAX_BYTES, read_kernel_log
-from elastic_health.preflight.nvml_os import ABSENT, read_gpus
 from elastic_health.preflight.results import CheckResult, Outcome
-from tests.preflight import fake_nvml
 
 pytestmark = pytest.mark.spec("P5")
 
@@ -213,113 +202,6 @@ def test_workers_of_a_living_agent_are_none(ended: list[int]) -> None:
     process.communicate(timeout=30)
 
 
-# ---- NVML
-
-
-def gpus_of(monkeypatch: pytest.MonkeyPatch, *gpus: dict[str, object] | str, visible: str | None = None) -> Gpus:
-    said = gpus[0] if gpus and isinstance(gpus[0], str) else list(gpus)
-    monkeypatch.setenv("FAKE_NVML", json.dumps(said))
-    return read_gpus(len(gpus), visible, lambda pid, used: GpuProcess(pid, "p", used), fake_nvml.loaded())
-
-
-def test_what_nvml_says_becomes_facts(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = gpus_of(monkeypatch, fake_nvml.GOOD | {"ComputeRunningProcesses": [[77, 1024], [78, None]]})
-    assert found.library and found.driver == "580.65.06"
-    assert found.gpus[0] == Gpu(
-        0,
-        "GPU-aaaa",
-        "NVIDIA H100 80GB HBM3",
-        "00000000:18:00.0",
-        memory_bytes=85899345920,
-        ecc=True,
-        mig=False,
-        corrected=5,
-        corrected_ever=6,
-        uncorrected=0,
-        uncorrected_ever=3,
-        remapped=2,
-        remap_pending=False,
-        remap_failed=False,
-        reasons=1,
-        temperature_c=41,
-        state=8,
-        pcie_width=16,
-        pcie_width_max=16,
-        pcie_generation=1,
-        pcie_generation_max=5,
-        links=(True, True, False),
-        processes=(GpuProcess(77, "p", 1024), GpuProcess(78, "p", None)),
-    )
-
-
-def test_a_card_that_supports_nothing_has_no_findings_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = gpus_of(monkeypatch, {"UUID": "GPU-b", "Name": "old", "MemoryInfo": 1})
-    assert found.gpus == (Gpu(0, "GPU-b", "old", "00000000:18:00.0", memory_bytes=1),)
-
-
-@pytest.mark.parametrize("broken", [{"handle": "GPU is lost"}, fake_nvml.GOOD | {"MemoryInfo": "!GPU is lost"}])
-def test_a_lost_gpu_says_so_and_the_others_are_read(monkeypatch: pytest.MonkeyPatch, broken: dict[str, object]) -> None:
-    found = gpus_of(monkeypatch, fake_nvml.GOOD, broken)
-    assert [g.error for g in found.gpus] == ["", "GPU is lost"]
-    assert found.gpus[1].uuid == ("GPU-aaaa" if "UUID" in broken else "")
-
-
-def test_gpus_that_are_not_ours_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = gpus_of(monkeypatch, fake_nvml.GOOD, fake_nvml.GOOD | {"UUID": "GPU-b"}, visible="1")
-    assert [g.visible for g in found.gpus] == [False, True]
-
-
-def test_a_library_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = gpus_of(monkeypatch, "Driver Not Loaded")
-    assert not found.library and found.why_not == "NVML: Driver Not Loaded"
-
-
-def test_without_the_package_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert read_gpus(8, None, GpuProcess) == Gpus(8, why_not=ABSENT)  # type: ignore[arg-type]
-    assert read_gpus(0, None, GpuProcess).why_not == "no NVIDIA GPU here"  # type: ignore[arg-type]
-
-
-def test_the_real_package_has_every_name_that_is_asked_for() -> None:
-    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    asked = set(re.findall(r"\b(?:nvml[A-Z]|NVML_?[A-Z])\w+", Path(nvml_os.__file__).read_text()))
-    assert len(asked) > 25 and {name for name in asked if not hasattr(pynvml, name)} == set()
-
-
-def test_a_real_gpu() -> None:
-    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
-    if not host_os.gpu_devices():
-        pytest.skip("no NVIDIA GPU here")
-    facts, _ = read_facts(HostLimits(parts=(Part.GPUS,)), 60.0)
-    assert facts.gpus is not None and facts.gpus.library and facts.gpus.driver
-    for gpu in facts.gpus.gpus:
-        assert gpu.uuid.startswith("GPU-") and gpu.model and not gpu.error and (gpu.memory_bytes or 0) > 0
-
-
-def test_a_driver_that_hangs_holds_up_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvml.install(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
-    monkeypatch.setenv("FAKE_NVML", '"hang"')
-    facts, ran = read_facts(HostLimits(), 2.0)
-    assert ran.ended is Ended.TIME_LIMIT and set(facts.silent) == {"gpus"} and "no answer within 2" in facts.silent["gpus"]
-    assert facts.memory is not None and facts.spaces and facts.orphans is not None
-
-
-def test_gpu_facts_come_back_from_their_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvml.install(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", ""))))
-    monkeypatch.setenv("FAKE_NVML", json.dumps([fake_nvml.GOOD | {"ComputeRunningProcesses": [[os.getpid(), 7], [1, 8]]}]))
-    facts, _ = read_facts(HostLimits(parts=(Part.GPUS,)), 30.0)
-    assert facts.gpus is not None
-    ours, other = facts.gpus.gpus[0].processes
-    assert ours.ours and ours.name == psutil.Process().name() and (other.pid, other.ours, other.cared_for) == (1, False, False)
-
-
-def test_facts_survive_the_way_through_json() -> None:
-    gpus = Gpus(1, True, "", "580", (Gpu(0, links=(True,), processes=(GpuProcess(1),)),))
-    assert build(Gpus, json.loads(json.dumps(plain(gpus))), "gpus") == gpus
-
-
 # ---- the runner
 
 
@@ -389,53 +271,3 @@ def test_a_log_that_nobody_writes_to_is_not_waited_for(tmp_path: Path) -> None:
     os.write(writer, b"one record\n")
     assert read_kernel_log(str(tmp_path / "pipe")).text == "one record\n"
     os.close(writer)
-
-
-# ---- clock
-
-
-class _Clock(http.server.BaseHTTPRequestHandler):
-    ahead_s = 0.0
-
-    def date_time_string(self, timestamp: float | None = None) -> str:
-        return super().date_time_string(int(time.time() + self.ahead_s))
-
-    def do_GET(self) -> None:
-        self.send_response(503 if self.path != "/version" else 200)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None: ...
-
-
-@pytest.mark.parametrize("ahead_s", [0.0, 120.0, -120.0])
-def test_the_date_of_an_answer_bounds_our_offset(ahead_s: float) -> None:
-    handler = type("Handler", (_Clock,), {"ahead_s": ahead_s})
-    with http.server.HTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        found = offset(ask_clock([("127.0.0.1", 1), ("127.0.0.1", server.server_port)]))
-        server.shutdown()
-        thread.join()
-    assert found is not None and found.low <= -ahead_s + 0.01 and found.high >= -ahead_s - 0.01
-    assert found.high - found.low < 1.5
-
-
-def test_nobody_answers() -> None:
-    assert ask_clock([("127.0.0.1", 1)]) == () and ask_clock([]) == ()
-
-
-def test_the_probe_is_quiet_where_http_is_not_spoken() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-
-        def answer() -> None:
-            conversation, _ = listener.accept()
-            with conversation:
-                conversation.recv(100)
-                conversation.sendall(b"\x00\x00\x12garbage\r\n\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        assert ask_clock([("127.0.0.1", listener.getsockname()[1])]) == ()
-        thread.join()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
 from elastic_health.findings import Finding, FindingKind, Level
 from elastic_health.preflight.checks import CheckSpec, Context, Kind, Stage
+from elastic_health.preflight.command_proc import Order
 from elastic_health.preflight.commands import Ended, Ran, Stuck
 from elastic_health.preflight.results import CheckResult, Outcome, not_measured
-from elastic_health.preflight.tool import judged, told
+from elastic_health.preflight.tool import Tool, judged, told
+from elastic_health.preflight.tool_proc import tool_runner
 
 pytestmark = pytest.mark.spec("P1", "P2", "P7")
 
@@ -105,3 +109,23 @@ def test_a_check_is_told_what_it_is_for() -> None:
         "workers": 8,
         "parameters": {"level": 2},
     }
+
+
+def test_a_tool_is_one_line_its_command_and_its_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in that replays an output and a status, found on PATH; the level comes from the specification."""
+    stand_in = tmp_path / "dcgmi-stand-in"
+    stand_in.write_text('#!/bin/sh\necho "level $3"\nexit 226\n')
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    got: list[tuple[str, int | None]] = []
+
+    def judge(text: str, status: int | None) -> CheckResult:
+        got.append((text, status))
+        return not_measured("dcgm", "NVVS error (-30)")
+
+    runner = tool_runner(Tool(lambda spec, context: ("dcgmi-stand-in", "diag", "-r", str(spec.parameters["level"])), judge))
+    order = Order()
+    result = runner(SPEC, Context(Stage.JOIN, "n1"), order)
+    order.close()
+    assert got == [("level 2\n", 226)] and result.outcome is Outcome.NOT_MEASURED
+    assert result.details["command"] == ["dcgmi-stand-in", "diag", "-r", "2"] and result.seconds > 0
