@@ -138,7 +138,8 @@ def table(decision: Decision, *, everything: bool = False) -> list[tuple[str, ..
 
 
 def _lines(row: Row, everything: bool) -> list[tuple[str, ...]]:
-    shown = [f for f in row.result.findings if everything or f.level is not Level.NOTE or row.why.refuses]
+    counting = [f for f in row.result.findings if f.level is not Level.NOTE]
+    shown = row.result.findings if everything or (row.why.refuses and not counting) else counting
     outcome = row.result.outcome.value + (" (required)" if row.why is Why.REQUIRED_BUT_SKIPPED else "")
     if not shown:
         counts = everything or row.why.refuses

@@ -127,9 +127,12 @@ def _orphaned(process: psutil.Process, workers: Mapping[int, str], agent: int) -
         above = above.parent()
     if above is None:  # its parent ended this moment, or lives outside of our namespace
         return process.ppid() in (0, 1)
-    if above.pid == agent or os.path.basename((above.cmdline() or [""])[0]).startswith(_AGENTS):
-        return False
-    return above.pid == 1 or above.name() in _REAPERS
+    return above.pid != agent and is_reaper(above.pid, above.name(), (above.cmdline() or [""])[0])
+
+
+def is_reaper(pid: int, name: str, program: str) -> bool:
+    """Is this who inherits orphans, and not an agent?"""
+    return not os.path.basename(program).startswith(_AGENTS) and (pid == 1 or name in _REAPERS)
 
 
 def descends(pid: int, agent: int) -> bool:

@@ -234,9 +234,6 @@ def main(report: int, limit_s: float, grace_s: float, kill_s: float, program: st
     orders, wake = [0, *_parent()], _wakeup()
     tree = Tree(start(program, argv, report), wake)
     _tell(report, {"pid": tree.root})
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (1, 2):
-        os.dup2(null, fd)  # the end of the command's output must be the end of its writers
     why = tree.run(started + limit_s, orders)
     seconds = time.monotonic() - started
     strays, stuck = tree.end(grace_s, kill_s)

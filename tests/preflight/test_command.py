@@ -154,9 +154,9 @@ def test_one_that_is_deaf_to_sigterm_is_killed_after_the_grace() -> None:
     assert 1.0 <= time.monotonic() - started < 8.0
 
 
-def test_a_stopped_one_is_ended_too() -> None:
-    ran = run("sh", "-c", "kill -s STOP $$; echo on", limit_s=0.5)
-    assert ran.ended is Ended.TIME_LIMIT and not ran.stuck and ran.signal in (9, 15)
+def test_a_stopped_one_goes_on_to_clean_up() -> None:
+    ran = run("sh", "-c", "trap 'echo cleaned; exit 7' TERM; kill -s STOP $$; echo on; sleep 600 & wait", limit_s=0.5, grace_s=10.0)
+    assert (ran.ended, ran.exit_status, ran.stuck) == (Ended.TIME_LIMIT, 7, ()) and "cleaned" in ran.stdout
 
 
 def test_endless_output_is_cut_and_its_writer_ended() -> None:

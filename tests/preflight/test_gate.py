@@ -115,11 +115,13 @@ HOT = Finding(FindingKind.THROTTLED, "GPU 3: hot", level=Level.WARN, gpus=("GPU-
 
 def test_the_table_shows_measured_against_required_and_what_to_do() -> None:
     absent = Finding(FindingKind.NOTE, "skipped: no dcgmi on PATH", level=Level.NOTE)
-    specs = [spec("host"), spec("dcgm", required=True), spec("canary")]
+    specs = [spec("host"), spec("dcgm", required=True), spec("canary"), spec("links")]
+    note = Finding(FindingKind.NOTE, "ECC is off", level=Level.NOTE)
     results = [
-        result(outcome_of((LOW, HOT), measured=True), "host", LOW, HOT),
+        result(outcome_of((LOW, HOT), measured=True), "host", LOW, HOT, note),
         CheckResult("dcgm", Outcome.SKIPPED, (absent,), absent.reason),
         result(Outcome.PASS, "canary"),
+        result(Outcome.PASS, "links", note),
     ]
     decision = decide(Stage.JOIN, "n1", specs, results)
     rows = table(decision)
@@ -129,7 +131,7 @@ def test_the_table_shows_measured_against_required_and_what_to_do() -> None:
         ("dcgm", "skipped (required)", "skipped: no dcgmi on PATH", "", "", ""),
     ]
     assert all(len(row) == len(HEAD) for row in rows)
-    assert ("canary", "pass", "as it is", "", "", "") in table(decision, everything=True)
+    assert {("canary", "pass", "as it is", "", "", ""), ("links", "pass", "ECC is off", "", "", "")} < set(table(decision, everything=True))
     assert decision.reason == "host: /scratch: 0.40 GiB free; dcgm: skipped: no dcgmi on PATH"
 
 

@@ -191,6 +191,23 @@ def test_workers_whose_agent_is_gone_are_orphans_with_their_children(ended: list
     assert all(o.resident_bytes > 0 and o.age_s < 100 for o in found)
 
 
+@pytest.mark.parametrize(
+    ("pid", "name", "program", "reaps"),
+    [
+        (1, "systemd", "/sbin/init", True),
+        (1, "bash", "bash", True),  # a container's shell, whose agent was its child
+        (1, "python3", "/usr/bin/python3", False),  # a container whose first process is the agent
+        (1, "torchrun", "/opt/venv/bin/torchrun", False),
+        (900, "systemd", "/usr/lib/systemd/systemd", True),  # of the user's session
+        (900, "slurmstepd", "slurmstepd: [12.0]", True),
+        (900, "bash", "-bash", False),
+        (900, "python", "", False),
+    ],
+)
+def test_who_inherits_orphans(pid: int, name: str, program: str, reaps: bool) -> None:
+    assert host_os.is_reaper(pid, name, program) is reaps
+
+
 def test_workers_of_a_living_agent_are_none(ended: list[int]) -> None:
     process, pids = worker(own_parent=True)
     ended += pids

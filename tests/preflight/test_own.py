@@ -187,7 +187,7 @@ ENTRIES = """
     from elastic_health.preflight.results import CheckResult, Outcome
     def fit(context):
         print("chatter on stdout")
-        os.system("echo more of it")
+        os.system("printf 'more of it, without an end of line'")
         return context.node == "n1" and context.parameters["threshold"] == 3
     def unfit(context): return False
     def full(context):
