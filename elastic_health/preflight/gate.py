@@ -119,14 +119,14 @@ def _why(spec: CheckSpec, outcome: Outcome) -> Why:
 
 
 def signatures_of(row: Row) -> tuple[str, ...]:
-    """What a row is refused for, without anything that belongs to one node: `check:kind`, or the finding's own signature."""
+    """What a row is refused for, without anything that belongs to one node: the finding's own signature, else `check:kind`."""
     if not row.why.refuses:
         return ()
     check = row.result.check
     if row.why is not Why.FAILED:
         return (f"{check}:{row.why.value}",)
     failing = [f for f in row.result.findings if f.level is Level.FAIL]
-    return tuple(sorted({f"{check}:{f.signature or f.kind.value}" for f in failing})) or (f"{check}:{Why.FAILED.value}",)
+    return tuple(sorted({f.signature or f"{check}:{f.kind.value}" for f in failing})) or (f"{check}:{Why.FAILED.value}",)
 
 
 # ---- what people and the store get

@@ -8,7 +8,7 @@ GPUs are judged in `host_gpu`, by limits in `host_limits`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from elastic_health.findings import Finding, FindingKind, Level
 from elastic_health.preflight.clock import ClockSample, offset
@@ -16,9 +16,10 @@ from elastic_health.preflight.host_facts import Gpus, HostFacts, IbPort, KernelL
 from elastic_health.preflight.host_gpu import judge_gpus
 from elastic_health.preflight.host_limits import GIB, MIB, HostLimits, fits
 from elastic_health.preflight.results import CheckResult, outcome_of
-from elastic_health.preflight.tool import Judge
 
 NAME = "host"
+JudgeLog = Callable[[str], CheckResult]
+"""Judges the kernel's messages, which were read from the kernel: an empty text means that it said nothing."""
 CONTAINER_ADVICE = "in a container raise --shm-size (Kubernetes: an emptyDir of medium Memory)"
 _SHOWN = 8
 
@@ -29,14 +30,14 @@ def judge_host(
     *,
     clock: tuple[ClockSample, ...] | None = None,
     log: KernelLog | None = None,
-    xid: Judge | None = None,
+    xid: JudgeLog | None = None,
 ) -> CheckResult:
     """All parts that `limits` asks for.
 
     Args:
         clock: looks at the store's clock; None where there is no store to ask.
         log: the kernel's messages.
-        xid: judges them (text, 0); without it they are not judged.
+        xid: judges them; without it they are not judged.
     """
     found = (*_host(facts, limits), *_clock(clock, limits), *_kernel_log(log, xid, facts.gpus, limits))
     outcome = outcome_of(found, measured=True)
@@ -248,11 +249,11 @@ def _port(port: IbPort, limits: HostLimits, fastest: float) -> Iterator[Finding]
 # ---- kernel log
 
 
-def _kernel_log(log: KernelLog | None, xid: Judge | None, gpus: Gpus | None, limits: HostLimits) -> Iterator[Finding]:
+def _kernel_log(log: KernelLog | None, xid: JudgeLog | None, gpus: Gpus | None, limits: HostLimits) -> Iterator[Finding]:
     if log is None or xid is None or not limits.wants(Part.KERNEL_LOG):
         return
-    if log.readable and log.text.strip():
-        yield from xid(log.text, 0).findings
+    if log.readable:
+        yield from xid(log.text).findings
     elif not log.readable and gpus is not None and gpus.any:
         advice = "run as root, set kernel.dmesg_restrict=0, or mount the host's /dev/kmsg"
         yield Finding(FindingKind.NOT_MEASURED, f"kernel log: {log.why_not}", level=Level.WARN, advice=advice)

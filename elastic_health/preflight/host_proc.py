@@ -15,13 +15,13 @@ from elastic_health.preflight.checks import Cancel, CheckSpec, Context, Runner, 
 from elastic_health.preflight.clock import ClockSample
 from elastic_health.preflight.command_proc import run_command
 from elastic_health.preflight.commands import Command, Ended, Ran, cleaned
-from elastic_health.preflight.host import judge_host
+from elastic_health.preflight.host import JudgeLog, judge_host
 from elastic_health.preflight.host_facts import Gpus, HostFacts, Limits, Memory, Network, Orphan, Part, Space
 from elastic_health.preflight.host_limits import HostLimits
 from elastic_health.preflight.host_os import SHM
 from elastic_health.preflight.kernel_log_os import KMSG, read_kernel_log
 from elastic_health.preflight.results import CheckResult
-from elastic_health.preflight.tool import Judge, judged
+from elastic_health.preflight.tool import judged
 
 MODULE = "elastic_health.preflight.host_main_os"
 _READ_AS: Mapping[str, Any] = {
@@ -36,7 +36,7 @@ _READ_AS: Mapping[str, Any] = {
 def host_runner(
     *,
     clock: Callable[[], tuple[ClockSample, ...]] | None = None,
-    xid: Judge | None = None,
+    xid: JudgeLog | None = None,
     facts: Callable[[HostLimits, float, Cancel | None], tuple[HostFacts, Ran]] | None = None,
 ) -> Runner:
     """The runner of the host check.  Its parameters are the fields of `HostLimits`, and `kernel_log`, a file to read in its place.
@@ -55,7 +55,7 @@ def host_runner(
         found, ran = read(limits, spec.time_limit_s, cancel)
         result = judge_host(found, limits, clock=samples, log=log, xid=xid)
         whole = dataclasses.replace(ran, ended=Ended.BY_ITSELF, omitted=0)  # what did not answer is named in the facts
-        return judged(spec, whole, lambda text, status: result)
+        return judged(spec, whole, lambda ran: result)
 
     return run
 

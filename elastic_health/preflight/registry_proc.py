@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 
 from elastic_health.preflight.checks import Kind, Registry, Runner
 from elastic_health.preflight.clock import ClockSample
+from elastic_health.preflight.host import JudgeLog
 from elastic_health.preflight.host_proc import host_runner
-from elastic_health.preflight.tool import Judge, Tool
+from elastic_health.preflight.tool import Tool
 from elastic_health.preflight.tool_proc import entry_runner, own_runner, tool_runner
 
 
@@ -16,7 +17,7 @@ def registry(
     tools: Mapping[Kind, Tool],
     runners: Mapping[Kind, Runner],
     clock: Callable[[], tuple[ClockSample, ...]] | None = None,
-    xid: Judge | None = None,
+    xid: JudgeLog | None = None,
     secrets: Collection[str] = (),
 ) -> Registry:
     """Runners of all kinds.

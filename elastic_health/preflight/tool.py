@@ -19,8 +19,8 @@ from elastic_health.preflight.checks import CheckSpec, Context
 from elastic_health.preflight.commands import Ended, Ran, Stuck, text_of
 from elastic_health.preflight.results import CheckResult, Outcome, not_measured, outcome_of
 
-Judge = Callable[[str, int | None], CheckResult]
-"""Judges a tool's output: (text, exit status; negative for a signal, None if it was cut short)."""
+Judge = Callable[[Ran], CheckResult]
+"""Judges what a tool said; it may leave to `judged` all that concerns how the tool ended."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,16 @@ class Tool:
 
     Attributes:
         command: program and arguments for a specification.
-        judge: of its output.
-        reads: which of its output the judge gets.
+        judge: of its output; `by_text` makes one of a parser.
     """
 
     command: Callable[[CheckSpec, Context], tuple[str, ...]]
     judge: Judge
-    reads: Callable[[Ran], str] = text_of
+
+
+def by_text(parse: Callable[[str, int | None], CheckResult]) -> Judge:
+    """A judge from a function of (text, exit status; negative for a signal, None for a command that was cut short)."""
+    return lambda ran: parse(text_of(ran), ran.status)
 
 
 def told(spec: CheckSpec, context: Context) -> str:
@@ -44,9 +47,9 @@ def told(spec: CheckSpec, context: Context) -> str:
     return json.dumps(said, separators=(",", ":"), ensure_ascii=True)
 
 
-def judged(spec: CheckSpec, ran: Ran, judge: Judge, reads: Callable[[Ran], str] = text_of) -> CheckResult:
+def judged(spec: CheckSpec, ran: Ran, judge: Judge) -> CheckResult:
     """The result of a check that ran a command."""
-    result = _unstarted(spec, ran) if not ran.ended.started else _bounded(spec, ran, judge(reads(ran), ran.status))
+    result = _unstarted(spec, ran) if not ran.ended.started else _bounded(spec, ran, judge(ran))
     stuck = tuple(_stuck(process) for process in ran.stuck)
     return dataclasses.replace(
         result,

@@ -32,7 +32,7 @@ def tool_runner(tool: Tool, secrets: Collection[str] = ()) -> Runner:
 
     def run(spec: CheckSpec, context: Context, cancel: Cancel) -> CheckResult:
         ran = run_for(spec, context, cancel, tool.command(spec, context), secrets)
-        return judged(spec, ran, tool.judge, tool.reads)
+        return judged(spec, ran, tool.judge)
 
     return run
 
@@ -54,6 +54,6 @@ def entry_runner(secrets: Collection[str] = ()) -> Runner:
 def _external(argv: Callable[[CheckSpec], tuple[str, ...]], judge: Callable[[str, Ran], CheckResult], secrets: Collection[str]) -> Runner:
     def run(spec: CheckSpec, context: Context, cancel: Cancel) -> CheckResult:
         ran = run_for(spec, context, cancel, argv(spec), secrets)
-        return judged(spec, ran, lambda text, status: judge(spec.name, ran))
+        return judged(spec, ran, lambda ran: judge(spec.name, ran))
 
     return run

@@ -148,7 +148,7 @@ def test_nodes_that_fail_alike_have_one_signature_and_others_another() -> None:
     def of(node: str, *found: Finding) -> tuple[str, ...]:
         return decide(Stage.JOIN, node, [spec("dcgm")], [result(Outcome.FAIL, "dcgm", *found)]).signatures
 
-    one = Finding(FindingKind.DEVICE_ERROR, "GPU 3 of n1", gpus=("GPU-a",), signature="pcie")
-    other = Finding(FindingKind.DEVICE_ERROR, "GPU 5 of n2", gpus=("GPU-b",), signature="pcie")
+    one = Finding(FindingKind.DEVICE_ERROR, "GPU 3 of n1", gpus=("GPU-a",), signature="dcgm:pcie")
+    other = Finding(FindingKind.DEVICE_ERROR, "GPU 5 of n2", gpus=("GPU-b",), signature="dcgm:pcie")
     assert of("n1", one) == of("n2", other) == ("dcgm:pcie",)
     assert of("n3", LOW) == ("dcgm:low_resource",) and of("n4") == ("dcgm:failed",)

@@ -242,7 +242,7 @@ def test_parameters_are_the_limits(tmp_path: Path) -> None:
 def test_a_kernel_log_is_read_from_where_the_yaml_says(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("[ 12.3] NVRM: Xid (PCI:0000:b3:00): 79, GPU has fallen off the bus.\n")
 
-    def xid(text: str, status: int | None) -> CheckResult:
+    def xid(text: str) -> CheckResult:
         found = (Finding(FindingKind.DEVICE_ERROR, "Xid 79"),) if "Xid" in text else ()
         return CheckResult("xid", Outcome.FAIL, found)
 

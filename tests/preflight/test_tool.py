@@ -14,7 +14,7 @@ from elastic_health.preflight.checks import CheckSpec, Context, Kind, Stage
 from elastic_health.preflight.command_proc import Order
 from elastic_health.preflight.commands import Ended, Ran, Stuck
 from elastic_health.preflight.results import CheckResult, Outcome, not_measured
-from elastic_health.preflight.tool import Tool, judged, told
+from elastic_health.preflight.tool import Tool, by_text, judged, told
 from elastic_health.preflight.tool_proc import tool_runner
 
 pytestmark = pytest.mark.spec("P1", "P2", "P7")
@@ -34,14 +34,14 @@ STUCK = (Stuck(77, "nvvs", "D", "nvidia_ioctl"),)
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_of_a_whole_run_the_judge_has_the_word(outcome: Outcome) -> None:
-    result = judged(SPEC, Ran(("t",), Ended.BY_ITSELF, 0, seconds=2.5), lambda text, status: BY_OUTCOME[outcome])
+    result = judged(SPEC, Ran(("t",), Ended.BY_ITSELF, 0, seconds=2.5), lambda ran: BY_OUTCOME[outcome])
     assert (result.outcome, result.check, result.seconds) == (outcome, "tool", 2.5)
 
 
 @pytest.mark.parametrize("ended", CUT)
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_a_cut_run_passes_nobody_and_keeps_a_failure(ended: Ended, outcome: Outcome) -> None:
-    result = judged(SPEC, Ran(("t",), ended, 0), lambda text, status: BY_OUTCOME[outcome])
+    result = judged(SPEC, Ran(("t",), ended, 0), lambda ran: BY_OUTCOME[outcome])
     kept = outcome if outcome in (Outcome.FAIL, Outcome.SKIPPED) else Outcome.NOT_MEASURED
     assert result.outcome is kept
     if kept is Outcome.NOT_MEASURED:
@@ -49,18 +49,18 @@ def test_a_cut_run_passes_nobody_and_keeps_a_failure(ended: Ended, outcome: Outc
 
 
 def test_a_time_limit_is_said_with_its_length() -> None:
-    result = judged(SPEC, Ran(("t",), Ended.TIME_LIMIT), lambda text, status: BY_OUTCOME[Outcome.PASS])
+    result = judged(SPEC, Ran(("t",), Ended.TIME_LIMIT), lambda ran: BY_OUTCOME[Outcome.PASS])
     assert "12 s" in result.summary and "time_limit_s" in result.findings[0].advice
 
 
 @pytest.mark.parametrize("omitted", [1, 10**9])
 def test_output_with_a_gap_passes_nobody(omitted: int) -> None:
-    result = judged(SPEC, Ran(("t",), Ended.BY_ITSELF, 0, omitted=omitted), lambda text, status: BY_OUTCOME[Outcome.PASS])
+    result = judged(SPEC, Ran(("t",), Ended.BY_ITSELF, 0, omitted=omitted), lambda ran: BY_OUTCOME[Outcome.PASS])
     assert result.outcome is Outcome.NOT_MEASURED and str(omitted) in result.summary
 
 
 def test_a_missing_tool_is_skipped_and_said_so() -> None:
-    def never(text: str, status: int | None) -> CheckResult:
+    def never(ran: Ran) -> CheckResult:
         raise AssertionError("nothing ran, there is nothing to judge")
 
     result = judged(SPEC, Ran(("dcgmi",), Ended.MISSING, detail="no dcgmi on PATH"), never)
@@ -72,7 +72,7 @@ def test_a_missing_tool_is_skipped_and_said_so() -> None:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_a_process_that_cannot_be_killed_fails_the_node(outcome: Outcome) -> None:
-    result = judged(SPEC, Ran(("t",), Ended.TIME_LIMIT, stuck=STUCK), lambda text, status: BY_OUTCOME[outcome])
+    result = judged(SPEC, Ran(("t",), Ended.TIME_LIMIT, stuck=STUCK), lambda ran: BY_OUTCOME[outcome])
     assert result.outcome is Outcome.FAIL and result.findings[0].kind is FindingKind.LEFTOVER_PROCESS
     assert "77" in result.summary and "nvidia_ioctl" in result.summary
 
@@ -84,16 +84,16 @@ def test_the_judge_gets_the_text_and_the_status() -> None:
         got.append((text, status))
         return BY_OUTCOME[Outcome.FAIL]
 
-    judged(SPEC, Ran(("t",), Ended.BY_ITSELF, 226, stdout="out", stderr="err"), judge)
-    judged(SPEC, Ran(("t",), Ended.BY_ITSELF, None, signal=9, stderr="err"), judge)
-    judged(SPEC, Ran(("t",), Ended.TIME_LIMIT, None, signal=15, stdout="o"), judge, reads=lambda ran: "all")
-    assert got == [("out", 226), ("err", -9), ("all", None)]
+    judged(SPEC, Ran(("t",), Ended.BY_ITSELF, 226, stdout="out", stderr="err"), by_text(judge))
+    judged(SPEC, Ran(("t",), Ended.BY_ITSELF, None, signal=9, stderr="err"), by_text(judge))
+    judged(SPEC, Ran(("t",), Ended.TIME_LIMIT, None, signal=15, stdout="o"), by_text(judge))
+    assert got == [("out", 226), ("err", -9), ("o", None)]
 
 
 @given(st.sampled_from(list(Ended)), st.sampled_from(list(Outcome)), st.integers(0, 2), st.booleans())
 def test_no_run_that_is_not_whole_ever_passes(ended: Ended, outcome: Outcome, omitted: int, stuck: bool) -> None:
     ran = Ran(("t",), ended, 0, omitted=omitted, stuck=STUCK if stuck else ())
-    result = judged(SPEC, ran, lambda text, status: BY_OUTCOME[outcome])
+    result = judged(SPEC, ran, lambda ran: BY_OUTCOME[outcome])
     if not ran.whole or stuck:
         assert result.outcome not in (Outcome.PASS, Outcome.WARN)
 
@@ -123,7 +123,7 @@ def test_a_tool_is_one_line_its_command_and_its_judge(tmp_path: Path, monkeypatc
         got.append((text, status))
         return not_measured("dcgm", "NVVS error (-30)")
 
-    runner = tool_runner(Tool(lambda spec, context: ("dcgmi-stand-in", "diag", "-r", str(spec.parameters["level"])), judge))
+    runner = tool_runner(Tool(lambda spec, context: ("dcgmi-stand-in", "diag", "-r", str(spec.parameters["level"])), by_text(judge)))
     order = Order()
     result = runner(SPEC, Context(Stage.JOIN, "n1"), order)
     order.close()
