@@ -2,7 +2,7 @@
 
 Laws:
  - a GPU that can't be asked fails the node: the driver has lost it;
- - figures that an idle GPU lowers by itself (its PCIe generation, its clocks) are judged only in performance state P0.
+ - figures that an idle GPU may lower by itself (its PCIe generation, on some boards its width) fail only in performance state P0.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def _throttled(gpu: Gpu) -> Iterator[Finding]:
 def _pcie(gpu: Gpu) -> Iterator[Finding]:
     advice = "reseat the card or riser; look for PCIe errors (AER) in the kernel log"
     if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
-        width, full = gpu.pcie_width, gpu.pcie_width_max
+        width, full, level = gpu.pcie_width, gpu.pcie_width_max, Level.WARN if gpu.state else Level.FAIL
         reason = f"PCIe width x{width} of x{full}"
-        yield _of(gpu, FindingKind.LINK_ERROR, reason, Level.FAIL, advice, measured=width, required=full, unit="lanes")
+        yield _of(gpu, FindingKind.LINK_ERROR, reason, level, advice, measured=width, required=full, unit="lanes")
     now, most = gpu.pcie_generation, gpu.pcie_generation_max
     if gpu.state == 0 and now and most and now < most:
         reason = f"PCIe generation {now} of {most}"
@@ -144,20 +144,29 @@ def _counts(process: GpuProcess, limits: HostLimits) -> bool:
 
 
 def _links(gpus: list[Gpu], limits: HostLimits) -> Iterator[Finding]:
-    """A link that is down where this host has links that are up; all down is told where more than one GPU has links."""
+    """Links that are down: against what the YAML says, else against the best GPU of this host.
+
+    A bridged pair of PCIe boards uses only some of its links: as many on each of them is told, and fails nobody.
+    """
     linked = [gpu for gpu in gpus if gpu.links and not gpu.error]
-    some_up = any(any(gpu.links) for gpu in linked)
+    if limits.nvlinks is None or not (linked or limits.nvlinks):
+        return
+    best = max((sum(gpu.links) for gpu in linked), default=0)
+    required = limits.nvlinks or best
     for gpu in gpus:
         up = sum(gpu.links)
-        required = limits.nvlinks or (len(gpu.links) if some_up else 0)
         if not gpu.error and up < required:
             reason = f"{up} of {required} NVLinks active"
             advice = "look at nvidia-smi nvlink -s and the fabric manager; reset the GPU, reseat"
             yield _of(gpu, FindingKind.LINK_ERROR, reason, Level.FAIL, advice, measured=up, required=required, unit="links")
-    if len(linked) > 1 and not some_up and not limits.nvlinks:
-        reason = f"none of the NVLinks of {len(linked)} GPUs is active"
-        advice = "start nvidia-fabricmanager; DCGM's levels 1 and 2 don't look at links, the bandwidth check does"
-        yield Finding(FindingKind.LINK_ERROR, reason, level=Level.WARN, measured=0, required=1, unit="links", advice=advice)
+    most = max((len(gpu.links) for gpu in linked), default=0)
+    if not limits.nvlinks and len(linked) > 1 and best < most:
+        reason = f"at most {best} of {most} NVLinks are active on each of {len(linked)} GPUs"
+        advice = (
+            "start nvidia-fabricmanager; if this is how they are wired, set host.nvlinks; "
+            "DCGM's levels 1 and 2 don't look at links, the bandwidth check does"
+        )
+        yield Finding(FindingKind.LINK_ERROR, reason, level=Level.WARN, measured=best, required=most, unit="links", advice=advice)
 
 
 def _of(

@@ -40,7 +40,7 @@ class HostLimits:
         gpu_processes: patterns of names of processes that may be on a GPU.
         gpu_process_bytes: a process that holds less is no leftover: a context alone takes more.
         retired_pages: from so many on the GPU fails: 60 in NVIDIA/DCGM's dcgm_gpu_hardware_limits.h.
-        nvlinks: active links that each GPU must have; 0: no link that a GPU has may be down where others are up.
+        nvlinks: active links that each GPU must have; 0: as many as the GPU here that has most; None: not looked at.
     """
 
     parts: tuple[Part, ...] = tuple(Part)
@@ -65,7 +65,7 @@ class HostLimits:
     gpu_processes: tuple[str, ...] = ("nvidia-cuda-mps*", "nv-hostengine*", "dcgm*", "nvidia-persiste*", "Xorg*")
     gpu_process_bytes: float = 16 * MIB
     retired_pages: int = 60
-    nvlinks: int = 0
+    nvlinks: int | None = 0
 
     def wants(self, part: Part) -> bool:
         return part in self.parts

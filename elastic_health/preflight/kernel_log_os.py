@@ -40,6 +40,8 @@ def _read(path: str) -> str:
     size = 0
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
+        if os.fstat(fd).st_size > MAX_BYTES:  # a file
+            os.lseek(fd, -MAX_BYTES, os.SEEK_END)
         while True:
             try:
                 data = os.read(fd, _RECORD_BYTES)

@@ -17,7 +17,7 @@ from elastic_health.preflight.host_facts import (
 )
 from elastic_health.preflight.host_limits import HostLimits
 from elastic_health.preflight.results import Outcome
-from tests.preflight.hosts import GIB, GOOD, MIB, host, judged, only
+from tests.preflight.hosts import GIB, GOOD, MIB, host, judged, levels, only
 
 pytestmark = pytest.mark.spec("P5")
 
@@ -41,6 +41,7 @@ def test_a_good_host_of_eight_passes() -> None:
         ({"reasons": 0x20}, FindingKind.THROTTLED, Level.WARN, "temperature limit"),
         ({"reasons": 0x8}, FindingKind.THROTTLED, Level.WARN, "hardware"),
         ({"pcie_width": 8}, FindingKind.LINK_ERROR, Level.FAIL, "x8 of x16"),
+        ({"pcie_width": 8, "state": 8}, FindingKind.LINK_ERROR, Level.WARN, "x8 of x16"),
         ({"pcie_generation": 3}, FindingKind.LINK_ERROR, Level.WARN, "3 of 5"),
         ({"links": (True,) * 17 + (False,)}, FindingKind.LINK_ERROR, Level.FAIL, "17 of 18 NVLinks"),
         ({"links": (False,) * 18}, FindingKind.LINK_ERROR, Level.FAIL, "0 of 18 NVLinks"),
@@ -106,10 +107,20 @@ def test_nvlinks_that_are_down_everywhere() -> None:
     """NVIDIA/DCGM#198: all NVLinks were down and level 2 passed."""
     down = [dataclasses.replace(g, links=(False,) * 18) for g in GOOD]
     found = only(judged(host(*down)))
-    assert found.level is Level.WARN and "DCGM" in found.advice and "bandwidth" in found.advice
+    assert found.level is Level.WARN and (found.measured, found.required) == (0, 18)
+    assert "DCGM" in found.advice and "bandwidth" in found.advice
+    assert judged(host(*down), HostLimits(nvlinks=None)).findings == ()
     assert [f.level for f in judged(host(*down), HostLimits(nvlinks=18)).findings] == [Level.FAIL] * 8
     assert judged(host(down[0])).findings == ()  # one GPU has nobody to be linked to
     assert judged(host(*(dataclasses.replace(g, links=()) for g in GOOD))).findings == ()  # a card without NVLink
+
+
+def test_boards_that_are_bridged_in_pairs_use_some_of_their_links() -> None:
+    bridged = [dataclasses.replace(g, links=(True,) * 4 + (False,) * 8) for g in GOOD[:4]]
+    assert levels(judged(host(*bridged))) == [(FindingKind.LINK_ERROR, Level.WARN)]
+    assert judged(host(*bridged), HostLimits(nvlinks=4)).findings == ()
+    loose = [dataclasses.replace(bridged[0], links=(True,) * 3 + (False,) * 9), *bridged[1:]]
+    assert only(judged(host(*loose), HostLimits(nvlinks=4))).gpus == ("GPU-0",)
 
 
 def test_only_gpus_that_this_agent_may_use_are_judged() -> None:
