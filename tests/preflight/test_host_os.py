@@ -170,6 +170,14 @@ def worker(own_parent: bool) -> tuple[subprocess.Popen[str], list[int]]:
     return process, [int(word) for word in process.stdout.readline().split()]
 
 
+def marked(pids: list[int]) -> dict[int, str]:
+    """Those of `pids` that show a worker's environment: all of them, once the kernel has finished starting them."""
+    deadline = time.monotonic() + 20.0
+    while len(found := {pid: run for pid, run in host_os.marked().items() if pid in pids}) < len(pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return found
+
+
 @pytest.fixture
 def ended() -> Iterator[list[int]]:
     pids: list[int] = []
@@ -186,7 +194,7 @@ def test_workers_whose_agent_is_gone_are_orphans_with_their_children(ended: list
     process.wait(30)
     assert process.stdout is not None
     process.stdout.close()
-    found = host_os.orphans({pid: run for pid, run in host_os.marked().items() if pid in pids}, os.getpid())
+    found = host_os.orphans(marked(pids), os.getpid())
     assert {(o.pid, o.run) for o in found} == {(pid, "old-run") for pid in pids}
     assert all(o.resident_bytes > 0 and o.age_s < 100 for o in found)
 
@@ -211,8 +219,7 @@ def test_who_inherits_orphans(pid: int, name: str, program: str, reaps: bool) ->
 def test_workers_of_a_living_agent_are_none(ended: list[int]) -> None:
     process, pids = worker(own_parent=True)
     ended += pids
-    marked = {pid: run for pid, run in host_os.marked().items() if pid in pids}
-    assert set(marked) == set(pids) and host_os.orphans(marked, os.getpid()) == ()
+    assert set(marked(pids)) == set(pids) and host_os.orphans(marked(pids), os.getpid()) == ()
     assert host_os.descends(pids[1], os.getpid()) and not host_os.descends(os.getpid(), pids[1])
     process.kill()
     os.kill(pids[1], signal.SIGKILL)
