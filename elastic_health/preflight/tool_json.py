@@ -1,0 +1,298 @@
+"""JSON out of a log: documents among other lines, cut at either end, or with strange lines inside.
+
+Law: nothing is repaired silently.  A document is `whole` only if its own tokens, with whole foreign lines left out, are
+valid JSON from its first brace to its last; anything else keeps what was read and says `whole = False`.  Time is linear
+in the text, memory in the document, and depth is bounded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_health.preflight.tool_text import unprefixed
+
+MAX_DEPTH = 64
+_START = re.compile(r"\{\s{0,64}(?:[\"}]|$)")
+_JOIN_LINES = 16
+"""Lines that a terminal may have broken one string into."""
+_TOKEN = re.compile(r'\s*(?:("[^"\\\n]*(?:\\.[^"\\\n]*)*")|([{}\[\],:])|(-?\d[\d.eE+-]*|true|false|null)(?![\w.]))\s*')
+_SEAM = "\ue000"
+"""Marks where two lines were joined; no tool prints it."""
+_LOGGER_KEYS = frozenset(("level", "msg", "message", "time", "timestamp", "ts", "event", "log", "logger", "severity"))
+_OWN_KEYS = frozenset(("status", "name", "results", "tests", "warning", "value", "children"))
+
+
+@dataclass(frozen=True)
+class Document:
+    """One outermost object.  `whole`: see the law; `line`: where it began, counted from 0."""
+
+    value: Mapping[str, Any]
+    whole: bool
+    line: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """All documents of a text.  `stray`: brackets closed that nobody opened, so the head of one is missing."""
+
+    documents: tuple[Document, ...]
+    stray: bool
+
+
+Token = tuple[str, str, int]
+"""(`s` string, `p` punctuation, `v` other value; its text; where it ends)."""
+
+
+def tokens_of(text: str) -> tuple[list[Token], bool]:
+    """The tokens with which a text begins, and whether there is nothing else in it."""
+    found: list[Token] = []
+    at = 0
+    while at < len(text):
+        match = _TOKEN.match(text, at)
+        if match is None:
+            return found, not text[at:].strip()
+        string, mark, value = match.groups()
+        at = match.end()
+        found.append(("s", string, at) if string is not None else ("p", mark, at) if mark is not None else ("v", value, at))
+    return found, True
+
+
+class _Reader:
+    """Builds one document from tokens, with its own stack: no recursion, whatever the nesting."""
+
+    def __init__(self, line: int) -> None:
+        self.root: dict[str, Any] = {}
+        self.whole, self.closed, self.line = True, False, line
+        self._stack: list[dict[str, Any] | list[Any]] = []
+        self._key: str | None = None
+        self._expect = "{"  # one of: { K(ey or close) k(ey) : v(alue) V(alue or close) , (comma or close)
+        self._too_deep = 0
+
+    @property
+    def depth(self) -> int:
+        return len(self._stack) + self._too_deep
+
+    def feed(self, token: Token) -> None:
+        kind, text, _ = token
+        if self._too_deep:
+            self._too_deep += {"{": 1, "[": 1, "}": -1, "]": -1}.get(text, 0) if kind == "p" else 0
+        elif kind == "p":
+            self._mark(text)
+        else:
+            self._scalar(kind, text)
+
+    def wants_key(self) -> bool:
+        return self._expect in "Kk,:" and bool(self._stack) and isinstance(self._stack[-1], dict)
+
+    def _mark(self, mark: str) -> None:
+        if mark in "{[":
+            self._open({} if mark == "{" else [])
+        elif mark in "}]":
+            self._close(dict if mark == "}" else list)
+        elif mark == ":":
+            self.whole &= self._expect == ":"
+            self._expect = "v"
+        else:
+            self.whole &= self._expect == ","
+            self._expect = "k" if self._stack and isinstance(self._stack[-1], dict) else "v"
+
+    def _open(self, made: dict[str, Any] | list[Any]) -> None:
+        if not self._stack and isinstance(made, dict):
+            self.root = made
+        elif len(self._stack) >= MAX_DEPTH:
+            self.whole, self._too_deep = False, 1
+            return
+        else:
+            self._put(made)
+        self._stack.append(made)
+        self._expect = "K" if isinstance(made, dict) else "V"
+
+    def _close(self, kind: type) -> None:
+        if not isinstance(self._stack[-1], kind):
+            self.whole = False
+            if not any(isinstance(s, kind) for s in self._stack):
+                return
+            while not isinstance(self._stack[-1], kind):
+                self._stack.pop()
+        self.whole &= self._expect in "KV,"
+        self._stack.pop()
+        self._expect, self._key = ",", None
+        self.closed = not self._stack
+
+    def _scalar(self, kind: str, text: str) -> None:
+        wants = self._expect in "Kk" or (self._expect == "," and isinstance(self._stack[-1], dict))
+        if wants and kind == "s":
+            self.whole &= self._expect in "Kk"
+            self._key, self._expect = str(_value(text)), ":"
+        else:
+            self._put(_value(text))
+            self._expect = ","
+
+    def _put(self, value: Any) -> None:
+        into = self._stack[-1]
+        self.whole &= self._expect in "vV"
+        if isinstance(into, list):
+            into.append(value)
+        elif self._key is not None:
+            self.whole &= self._key not in into
+            into[self._key] = value
+            self._key = None
+        else:
+            self.whole = False
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):  # an escape that isn't one, or 5,000 digits
+        return text.strip('"')
+
+
+class _Scan:
+    """Walks the lines; holds at most one document that is open."""
+
+    def __init__(self, lines: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool]) -> None:
+        self._lines, self._wanted = lines, wanted
+        self._open: _Reader | None = None
+        self._prefix: re.Pattern[str] | None = None
+        self._used = 1
+        self.found: list[Document] = []
+        self.stray = False
+
+    def run(self) -> Found:
+        at = 0
+        while at < len(self._lines):
+            self._used = 1
+            text: str | None = self._lines[at]
+            while text is not None and text.strip():
+                text = self._inside(self._open, at, text) if self._open else self._outside(at, text)
+            at += self._used
+        if self._open:
+            self._finish(self._open, cut=True)
+        return Found(tuple(self.found), self.stray)
+
+    def _finish(self, reader: _Reader, *, cut: bool) -> None:
+        self._open = None
+        if self._wanted(reader.root):
+            self.found.append(Document(reader.root, reader.whole and not cut, reader.line))
+
+    def _outside(self, at: int, text: str) -> str | None:
+        """Reads on until the document that begins in `text` ends, or `text` does; returns what is left of it."""
+        start = _start_in(text)
+        if start < 0:
+            self.stray |= _is_stray(text)
+            return None
+        self._prefix = _prefix_like(text[:start])
+        self._open = reader = _Reader(at)
+        rest = text[start:]
+        tokens, all_of_it = tokens_of(rest)
+        if not all_of_it:
+            joined = self._joined(at, rest)
+            if joined is not None:
+                rest, tokens = joined
+                all_of_it = True
+        left = self._feed(at, rest, tokens)
+        if left is None and not all_of_it:
+            reader.whole = False
+        return left
+
+    def _inside(self, reader: _Reader, at: int, text: str) -> str | None:
+        forms = list(_forms(text, self._prefix))
+        for form in forms:
+            tokens, all_of_it = tokens_of(form)
+            if all_of_it:
+                return None if _is_foreign(form, tokens) else self._feed(at, form, tokens)
+        for form in forms:
+            joined = self._joined(at, form)
+            if joined is not None:
+                return self._feed(at, *joined)
+            tokens, _ = tokens_of(form)
+            closers = list(itertools.takewhile(lambda t: t[0] == "p" and t[1] in "}]", tokens))
+            if len(closers) >= reader.depth:
+                return self._feed(at, form, closers)
+        return None
+
+    def _joined(self, at: int, text: str) -> tuple[str, list[Token]] | None:
+        """`text` with the next lines, if a terminal broke a string there and the whole is JSON."""
+        if not _unterminated(text):
+            return None
+        for used in range(1, min(_JOIN_LINES, len(self._lines) - at)):
+            text += _SEAM + self._lines[at + used]
+            if not _unterminated(text):
+                tokens, all_of_it = tokens_of(text)
+                if not all_of_it or any(_SEAM in t[1] and after[1] == ":" for t, after in itertools.pairwise(tokens)):
+                    return None
+                self._used = used + 1
+                return text, [(kind, word.replace(_SEAM, ""), end) for kind, word, end in tokens]
+        return None
+
+    def _feed(self, at: int, text: str, tokens: list[Token]) -> str | None:
+        """Gives the tokens to the open document; returns the text behind its end, None if it goes on."""
+        for token in tokens:
+            if self._open is None:
+                return None
+            if token[1] == "{" and token[0] == "p" and self._open.wants_key():
+                self._finish(self._open, cut=True)  # a document begins where no value may stand: the one before was cut
+                self._open = _Reader(at)
+            self._open.feed(token)
+            if self._open.closed:
+                self._finish(self._open, cut=False)
+                rest = text[token[2] :]
+                self.stray |= rest.lstrip()[:1] in ("}", "]")
+                return rest
+        return None
+
+
+def _start_in(text: str) -> int:
+    """Where in the line an object may begin, -1 for nowhere."""
+    match = _START.search(text)
+    return match.start() if match else -1
+
+
+def _prefix_like(prefix: str) -> re.Pattern[str] | None:
+    """Matches what stood before the opening brace, with other numbers and blanks."""
+    if not prefix.strip() or len(prefix) > 512:
+        return None
+    parts = re.split(r"(\d+|\s+)", prefix)
+    made = "".join(r"\d{1,20}" if p.isdigit() else r"\s{0,64}" if p.isspace() else re.escape(p) for p in parts if p)
+    return re.compile(made)
+
+
+def _forms(line: str, prefix: re.Pattern[str] | None) -> Iterator[str]:
+    match = prefix.match(line) if prefix else None
+    if match:
+        yield line[match.end() :]
+    yield line
+    yield from unprefixed(line)
+
+
+def _unterminated(text: str) -> bool:
+    return re.sub(r"\\.", "", text).count('"') % 2 == 1
+
+
+def _is_foreign(form: str, tokens: list[Token]) -> bool:
+    """A logger's own object, whole in one line: not part of a document that spans lines."""
+    bare = form.strip()
+    if not (bare.startswith("{") and bare.endswith("}")):
+        return False
+    keys = {str(_value(t[1])) for t, after in itertools.pairwise(tokens) if t[0] == "s" and after[1] == ":"}
+    return bool(keys & _LOGGER_KEYS) and not keys & _OWN_KEYS
+
+
+def _is_stray(line: str) -> bool:
+    bare = line.strip()
+    for form in (bare, *unprefixed(line)):
+        if form.lstrip()[:1] in ("}", "]", '"') and form.rstrip(" ,")[-1:] in ("}", "]"):
+            return tokens_of(form)[1]
+    return False
+
+
+
+def documents(lines: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool]) -> Found:
+    """The JSON objects in `lines` that are `wanted`, in order; no others are kept in memory."""
+    return _Scan(lines, wanted).run()
