@@ -13,10 +13,13 @@ class Code(IntEnum):
     NOT_FOUND = 1
     USAGE = 2
     BAD_CONFIG = 64
+    NO_INPUT = 66
     STORE_UNREACHABLE = 69
     STORE_FAILED = 74
     STORE_REFUSED = 77
     RUN_REFUSED = 78
+    NOT_MEASURED = 79
+    UNFIT = 80
     INTERRUPTED = 130
 
 
@@ -25,9 +28,12 @@ MEANINGS: Mapping[Code, str] = {
     Code.NOT_FOUND: "nothing is known of that run",
     Code.USAGE: "the command or its arguments are wrong",
     Code.BAD_CONFIG: "the YAML, the endpoint or another value is wrong",
+    Code.NO_INPUT: "a file that was named can't be read",
     Code.STORE_UNREACHABLE: "no etcd endpoint answered in time, or it is not etcd",
     Code.STORE_FAILED: "etcd answered, but did not do it (full, too large, or changed meanwhile): try again or see the message",
     Code.STORE_REFUSED: "etcd refused user, password or certificate",
     Code.RUN_REFUSED: "the run is not in a state in which this can be done",
+    Code.NOT_MEASURED: "what was judged says too little for a verdict (cut, empty, skipped)",
+    Code.UNFIT: "what was judged shows a failure",
     Code.INTERRUPTED: "ended by Ctrl-C",
 }

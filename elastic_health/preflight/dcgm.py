@@ -66,12 +66,13 @@ def read_diag(output: str) -> DiagRun:
 
 def _read(lines: Sequence[str]) -> tuple[DiagRun, tuple[str, ...]]:
     run, inner, counted = read_json(lines)
-    if run.torn or not run.whole:
+    tables = read_tables(lines)
+    if run.torn or not (run.whole or tables.results):
         words = sum(len(_FAILED_WORD.findall(line)) for line in lines if "ail" in line.lower())
         if words > counted and any(_DCGMS.search(line) for line in lines):
             lost = TestResult("unknown", "", Status.FAIL, errors=(DiagError("a failed result stands in a damaged part of the output"),))
             run = run.and_also(DiagRun((lost,), torn=("a part of the output is damaged",)))
-    return run.and_also(read_tables(lines)), inner
+    return run.and_also(tables), inner
 
 
 # ---- what was not measured
@@ -118,7 +119,7 @@ def _skips(run: DiagRun) -> list[Finding]:
 
 def _blind(run: DiagRun, beyond: Sequence[TestResult]) -> tuple[str, ...]:
     """GPUs that are there, and of which nothing was measured while others were."""
-    results = beyond or [r for r in run.results if r.status.measured]
+    results = beyond or run.results
     if run.hosts or any(r.status.measured and not r.gpus and not r.entities for r in results):
         return ()  # a result without GPUs speaks of all
     seen = {g for r in results if r.status.measured for g in r.gpus}

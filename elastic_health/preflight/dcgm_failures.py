@@ -11,6 +11,7 @@ from elastic_health.preflight.dcgm_ids import Origin
 from elastic_health.preflight.dcgm_meanings import Meaning, meaning_of
 from elastic_health.preflight.dcgm_runs import DiagError, Status, TestResult, once
 
+_NAMED = re.compile(r"\bGPU (\d{1,4})\b")
 _N = r"(-?\d+(?:\.\d+)?)"
 # Figures in DCGM's messages: measured, then required.
 _FIGURES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
@@ -55,9 +56,11 @@ def failures(results: Iterable[TestResult]) -> list[Finding]:
             if level is None:
                 continue
             text = error.text if error else ""
+            gpus = r.gpus or tuple(_NAMED.findall(text)[:1])
+            everyone[r.test].update(gpus)
             key = (r.test, r.status, level, meaning.error_id if meaning.error_id is not None else re.sub(r"\d+", "#", text)[:120])
             group = groups.setdefault(key, _Group(r, meaning, level, text))
-            group.gpus += r.gpus
+            group.gpus += gpus
             group.entities += r.entities
             group.hosts += [r.host] if r.host else []
     return [_finding(group, everyone[group.result.test]) for group in groups.values()]

@@ -91,12 +91,12 @@ def _tests(value: object, category: str, hosts: Mapping[object, str]) -> Iterato
             yield from _tests(item, category, hosts)
     elif isinstance(value, dict):
         named = isinstance(value.get("name"), str)
-        if named and ("results" in value or "test_summary" in value or "status" in value):
+        if "results" in value or "test_summary" in value or (named and "status" in value):
             yield from _test(value, category, hosts)
             return
         inside = str(value.get("category", category))[:200]
-        if named and category and "tests" not in value:  # a test of which nothing is said
-            yield TestResult(test_name(str(value["name"])), inside, Status.UNKNOWN)
+        if (named and category) or ("category" in value and "tests" not in value):  # of which nothing is said
+            yield TestResult(test_name(str(value.get("name", inside))), inside, Status.UNKNOWN)
         for key, item in value.items():
             if key != "entity_groups":
                 yield from _tests(item, inside, hosts)
@@ -111,7 +111,7 @@ def _errors_of_run(value: Mapping[str, Any], hosts: Mapping[object, str]) -> Ite
 
 
 def _test(value: Mapping[str, Any], category: str, hosts: Mapping[object, str]) -> Iterator[TestResult]:
-    name = test_name(str(value["name"])[:200])
+    name = test_name(str(value.get("name") or "unnamed")[:200])
     results = [_result(name, category, r, hosts) for r in _objects(value.get("results"))]
     summary = value.get("test_summary") if isinstance(value.get("test_summary"), dict) else None
     yield from results

@@ -79,7 +79,7 @@ _BY_ORIGIN: Mapping[Origin, str] = MappingProxyType(
 )
 _BY_TEST: Mapping[str, str] = MappingProxyType(
     {
-        "persistence_mode": _BY_ID[29],
+        "persistence_mode": "run `nvidia-smi -pm 1` as root, or enable nvidia-persistenced",
         "environment_variables": "unset the CUDA variables that change how GPUs are seen or used",
         "permissions_and_os_blocks": _BY_ID[18],
         "denylist": "check the driver, and for the nouveau driver: another one may hold the GPUs",

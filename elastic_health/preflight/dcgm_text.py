@@ -338,7 +338,7 @@ def _attach(test: _Test, gpus: tuple[str, ...], error: DiagError) -> None:
         test.results[at] = replace(worst, gpus=left)
         test.results.append(replace(worst, gpus=gpus, errors=(*worst.errors, error)))
     else:
-        test.results[at] = replace(worst, gpus=worst.gpus or gpus if len(test.results) == 1 else worst.gpus, errors=(*worst.errors, error))
+        test.results[at] = replace(worst, errors=(*worst.errors, error))
 
 
 def _results_of(test: _Test) -> list[TestResult]:

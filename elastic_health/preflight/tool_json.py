@@ -18,13 +18,14 @@ from elastic_health.preflight.tool_text import unprefixed
 
 MAX_DEPTH = 64
 _START = re.compile(r"\{\s{0,64}(?:[\"}]|$)")
+_LONGEST_PREFIX = 512
 _JOIN_LINES = 16
 """Lines that a terminal may have broken one string into."""
 _TOKEN = re.compile(r'\s*(?:("[^"\\\n]*(?:\\.[^"\\\n]*)*")|([{}\[\],:])|(-?\d[\d.eE+-]*|true|false|null)(?![\w.]))\s*')
 _SEAM = "\ue000"
 """Marks where two lines were joined; no tool prints it."""
 _LOGGER_KEYS = frozenset(("level", "msg", "message", "time", "timestamp", "ts", "event", "log", "logger", "severity"))
-_OWN_KEYS = frozenset(("status", "name", "results", "tests", "warning", "value", "children"))
+_OWN_KEYS = frozenset(("results", "tests", "test_summary", "gpu_id", "gpu_ids", "entity_id", "warning", "children"))
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,14 @@ def tokens_of(text: str) -> tuple[list[Token], bool]:
         match = _TOKEN.match(text, at)
         if match is None:
             return found, not text[at:].strip()
-        string, mark, value = match.groups()
         at = match.end()
-        found.append(("s", string, at) if string is not None else ("p", mark, at) if mark is not None else ("v", value, at))
+        found.append(_token(match))
     return found, True
+
+
+def _token(match: re.Match[str]) -> Token:
+    string, mark, value = match.groups()
+    return ("s", string, match.end()) if string is not None else ("p", mark, match.end()) if mark is not None else ("v", value, match.end())
 
 
 class _Reader:
@@ -161,6 +166,7 @@ class _Scan:
         self._open: _Reader | None = None
         self._prefix: re.Pattern[str] | None = None
         self._used = 1
+        self._lists = 0  # lists around documents: `[{…}, {…}]`
         self.found: list[Document] = []
         self.stray = False
 
@@ -168,9 +174,12 @@ class _Scan:
         at = 0
         while at < len(self._lines):
             self._used = 1
-            text: str | None = self._lines[at]
-            while text is not None and text.strip():
-                text = self._inside(self._open, at, text) if self._open else self._outside(at, text)
+            text, column = self._lines[at], 0
+            if self._open:
+                rest = self._inside(self._open, at, text)
+                text, column = (rest or ""), 0
+            while column >= 0 and not self._open:
+                column = self._outside(at, text, column)
             at += self._used
         if self._open:
             self._finish(self._open, cut=True)
@@ -181,25 +190,35 @@ class _Scan:
         if self._wanted(reader.root):
             self.found.append(Document(reader.root, reader.whole and not cut, reader.line))
 
-    def _outside(self, at: int, text: str) -> str | None:
-        """Reads on until the document that begins in `text` ends, or `text` does; returns what is left of it."""
-        start = _start_in(text)
-        if start < 0:
-            self.stray |= _is_stray(text)
-            return None
-        self._prefix = _prefix_like(text[:start])
+    def _outside(self, at: int, text: str, column: int) -> int:
+        """Looks for the next document in the line, and reads it to its end or the line's; returns where to go on, -1 for nowhere."""
+        match = _START.search(text, column)
+        if match is None:
+            if text[column : column + 1]:
+                self._between(text[column:])
+            return -1
+        before = text[max(column, match.start() - _LONGEST_PREFIX) : match.start()]
+        self._lists += before.rstrip().endswith("[")
+        if column:
+            self._between(before)
+        else:
+            self._prefix = _prefix_like(before)
         self._open = reader = _Reader(at)
-        rest = text[start:]
-        tokens, all_of_it = tokens_of(rest)
-        if not all_of_it:
-            joined = self._joined(at, rest)
+        column = match.start()
+        while token := _TOKEN.match(text, column):
+            column = token.end()
+            reader.feed(_token(token))
+            if reader.closed:
+                self._finish(reader, cut=False)
+                return column
+        if text[column:].strip():
+            joined = self._joined(at, text[column:])
+            reader.whole &= joined is not None
             if joined is not None:
-                rest, tokens = joined
-                all_of_it = True
-        left = self._feed(at, rest, tokens)
-        if left is None and not all_of_it:
-            reader.whole = False
-        return left
+                rest = self._feed(at, *joined)
+                if rest is not None:
+                    self._between(rest)
+        return -1
 
     def _inside(self, reader: _Reader, at: int, text: str) -> str | None:
         forms = list(_forms(text, self._prefix))
@@ -242,21 +261,23 @@ class _Scan:
             self._open.feed(token)
             if self._open.closed:
                 self._finish(self._open, cut=False)
-                rest = text[token[2] :]
-                self.stray |= rest.lstrip()[:1] in ("}", "]")
-                return rest
+                return text[token[2] :]
         return None
 
-
-def _start_in(text: str) -> int:
-    """Where in the line an object may begin, -1 for nowhere."""
-    match = _START.search(text)
-    return match.start() if match else -1
+    def _between(self, text: str) -> None:
+        """A line, or the rest of one, outside documents."""
+        bare = text.strip()
+        if bare == "[":
+            self._lists += 1
+        elif bare in ("]", ",", "],") and self._lists:
+            self._lists -= bare != ","
+        else:
+            self.stray |= _is_stray(text)
 
 
 def _prefix_like(prefix: str) -> re.Pattern[str] | None:
     """Matches what stood before the opening brace, with other numbers and blanks."""
-    if not prefix.strip() or len(prefix) > 512:
+    if not prefix.strip() or len(prefix) >= _LONGEST_PREFIX:
         return None
     parts = re.split(r"(\d+|\s+)", prefix)
     made = "".join(r"\d{1,20}" if p.isdigit() else r"\s{0,64}" if p.isspace() else re.escape(p) for p in parts if p)
@@ -287,7 +308,7 @@ def _is_foreign(form: str, tokens: list[Token]) -> bool:
 def _is_stray(line: str) -> bool:
     bare = line.strip()
     for form in (bare, *unprefixed(line)):
-        if form.lstrip()[:1] in ("}", "]", '"') and form.rstrip(" ,")[-1:] in ("}", "]"):
+        if form.lstrip()[:1] in ("}", "]", '"', ",") and form.rstrip(" ,")[-1:] in ("}", "]"):
             return tokens_of(form)[1]
     return False
 

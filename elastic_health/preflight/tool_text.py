@@ -12,7 +12,7 @@ MAX_TEXT = 64 * 1024 * 1024
 """Characters that are read of one text; more is as if it were cut there."""
 _ANSI = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b\n]{0,512}(?:\x07|\x1b\\)|[@-Z\\^_])")
 _NEWLINES = re.compile(r"\r\n|\n\r|\r")
-_DOCKER = re.compile(r'\s{0,8}\{"log":"')
+_DOCKER = re.compile(r'\s{0,8}\{"log":\s?"')
 _CRI = re.compile(r"\S{10,40} std(?:out|err) ([FP]) ")
 # What launchers and log collectors set before each line; tried again and again, so that two of them may stand together.
 _PREFIX = re.compile(
