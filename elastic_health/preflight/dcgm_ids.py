@@ -252,13 +252,10 @@ _ALIASES: Mapping[str, str] = MappingProxyType(
 )
 
 
-def test_name(name: str) -> str:
+def canonical_test(name: str) -> str:
     """One name for a test in all generations: that of DCGM 4 (`GPU Memory`, `memory` -> `memory`; `Blacklist` -> `denylist`)."""
     plain = re.sub(r"[\W_]+", "_", name.strip().lower()).strip("_")[:80]
     return _ALIASES.get(plain, plain)
-
-
-test_name.__test__ = False  # type: ignore[attr-defined]  # pytest takes imported functions with such names for tests
 
 
 def run_names(name: str, version: str = "") -> tuple[str, ...]:
@@ -267,7 +264,7 @@ def run_names(name: str, version: str = "") -> tuple[str, ...]:
     Args:
         version: of the installed DCGM, e.g. "4.4.2"; "" for an unknown one.
     """
-    wanted = test_name(name)
+    wanted = canonical_test(name)
     if wanted in DEPLOYMENT:
         return ("1",) if not version.startswith(("1.", "2.", "3.")) else ("software", "1")
     spaced = wanted.replace("_", " ")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from elastic_health.preflight.dcgm_ids import test_name
+from elastic_health.preflight.dcgm_ids import canonical_test
 from elastic_health.preflight.dcgm_runs import MAX_ID, DiagError, DiagRun, Status, TestResult, gpu_ids, once, status_of
 from elastic_health.preflight.tool_json import Document, documents
 
@@ -44,7 +44,7 @@ def read_json(lines: Sequence[str]) -> tuple[DiagRun, tuple[str, ...], int]:
         if not nested or any(_KEYS & set(d) for d in _dicts(document.value)):
             run = run.and_also(_document(document))
     if found.stray and found.documents:
-        run = run.and_also(DiagRun(torn=("the beginning of a JSON document is missing",)))
+        run = run.and_also(DiagRun(torn=("most of a JSON document is missing",)))
     return run, tuple(inner), failed
 
 
@@ -57,6 +57,8 @@ def _document(document: Document) -> DiagRun:
         results += list(_overall(d))
     results += list(_tests(document.value, "", hosts))
     rooted = any(isinstance(d.get("test_categories"), list) for d in seen)
+    if document.whole and not rooted and not errors and all(r.status is Status.UNKNOWN for r in results):
+        return DiagRun()  # another tool's, with a key of the same name
     torn: tuple[str, ...] = () if document.whole else (f"the JSON document that begins in line {document.line + 1} is cut or damaged",)
     if document.whole and results and not rooted:
         torn = ("a part of a JSON document stands without the rest",)
@@ -96,7 +98,7 @@ def _tests(value: object, category: str, hosts: Mapping[object, str]) -> Iterato
             return
         inside = str(value.get("category", category))[:200]
         if (named and category) or ("category" in value and "tests" not in value):  # of which nothing is said
-            yield TestResult(test_name(str(value.get("name", inside))), inside, Status.UNKNOWN)
+            yield TestResult(canonical_test(str(value.get("name", inside))), inside, Status.UNKNOWN)
         for key, item in value.items():
             if key != "entity_groups":
                 yield from _tests(item, inside, hosts)
@@ -111,7 +113,7 @@ def _errors_of_run(value: Mapping[str, Any], hosts: Mapping[object, str]) -> Ite
 
 
 def _test(value: Mapping[str, Any], category: str, hosts: Mapping[object, str]) -> Iterator[TestResult]:
-    name = test_name(str(value.get("name") or "unnamed")[:200])
+    name = canonical_test(str(value.get("name") or "unnamed")[:200])
     results = [_result(name, category, r, hosts) for r in _objects(value.get("results"))]
     summary = value.get("test_summary") if isinstance(value.get("test_summary"), dict) else None
     yield from results

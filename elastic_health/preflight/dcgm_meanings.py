@@ -22,8 +22,8 @@ from elastic_health.preflight.dcgm_ids import (
     SEVERITIES,
     ErrorId,
     Origin,
+    canonical_test,
     known_by_text,
-    test_name,
 )
 from elastic_health.preflight.dcgm_runs import DiagError
 
@@ -110,7 +110,7 @@ def meaning_of(error: DiagError | None, test: str) -> Meaning:
     row = ERRORS.get(number) if number is not None else None
     told = _as_told(error)
     if row is None:
-        return _unknown(number, told) if number is not None or told is not None else _of_test(test_name(inner[1]) if inner else test)
+        return _unknown(number, told) if number is not None or told is not None else _of_test(canonical_test(inner[1]) if inner else test)
     against = told is not None and (told.category.startswith("HARDWARE") or told.severity in ("ISOLATE", "RESET"))
     return _of_row(row, believed=not against)
 

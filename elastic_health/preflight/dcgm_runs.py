@@ -61,7 +61,7 @@ class TestResult:
     """One test on some entities.
 
     Attributes:
-        test: canonical name (`dcgm_ids.test_name`).
+        test: canonical name (`dcgm_ids.canonical_test`).
         gpus: ids as text; empty where the output doesn't say, or speaks of the test as a whole.
         entities: other things than GPUs, e.g. "cpu0".
         host: of a multi-node run, else "".

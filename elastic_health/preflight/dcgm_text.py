@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from elastic_health.preflight.dcgm_ids import test_name
+from elastic_health.preflight.dcgm_ids import canonical_test
 from elastic_health.preflight.dcgm_runs import DiagError, DiagRun, Status, TestResult, gpu_ids, once, status_of
 from elastic_health.preflight.tool_text import unprefixed
 
@@ -221,9 +221,9 @@ class _Table:
             return
         self._end_message()
         status, rest = status_of(row.value)
-        if self._test is None or self._test.name != test_name(row.name) or self._test.category != self._section:
+        if self._test is None or self._test.name != canonical_test(row.name) or self._test.category != self._section:
             self._end_test()
-            self._test = _Test(test_name(row.name), self._section)
+            self._test = _Test(canonical_test(row.name), self._section)
             self._tests.append(self._test)
         self._add(status, rest, first=True)
 
@@ -290,7 +290,7 @@ class _Table:
         self._in_message = True
         self._message = None if word == "info" else (gpu, [value])
         if self._message and self._test is None:  # an error under a section's name: the test's own row was cut away
-            self._test = _Test(test_name(self._section or "unknown"), self._section, summary=Status.FAIL)
+            self._test = _Test(canonical_test(self._section or "unknown"), self._section, summary=Status.FAIL)
             self._tests.append(self._test)
             self._torn = True
 

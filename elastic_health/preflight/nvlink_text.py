@@ -66,9 +66,9 @@ _LINK_COUNT = re.compile(r"\bLink (\d{1,4}): ([A-Za-z][\w /-]{1,60}?): (\d[\d.eE
 _ALL_INACTIVE = re.compile(r"all links are in ?active", re.IGNORECASE)
 _GPU_ID = re.compile(r"\bgpuId (\d{1,4}):\s*$")
 _SWITCH_ID = re.compile(r"\bphysicalId (\d{1,6}):\s*$")
-_LETTERS = re.compile(r"(?:^|\s)([UDX_](?: [UDX_]){0,1023})\s*$")
+_LETTERS = re.compile(r"(?:^|\s)([UDX_](?: [UDX_]){1,1023})\s*$")
 _STATUS_HEAD = re.compile(r"NvLink Link Status")
-_STATUS_KEY = re.compile(r"Key: Up=U")
+_STATUS_KEY = re.compile(r"Key: Up=U, .{0,80}=_\s*$")
 _TREE_GPU = re.compile(r"\|\s{0,4}GPU (\d{1,4})\s*\|\s*$")
 _TREE_ROW = re.compile(r"\|\s?(Link (\d{1,4})|Error Detail|-> ?([^|\n]{1,60}?))\s*\|\s*([^|\n]{0,60}?)\s*\|\s*$")
 _RULE = re.compile(r"\+-{3,}\+-{3,}\+\s*$")
@@ -109,7 +109,7 @@ def _read_json(lines: Sequence[str], links: Links) -> bool:
             facts = links.at(gpu or "?", int(match[1]) if match else -1)
             facts.counters.update(_counters(value))
     if read.stray and read.documents:
-        links.torn.append("the beginning of a JSON document is missing")
+        links.torn.append("most of a JSON document is missing")
     return bool(read.documents)
 
 
@@ -160,10 +160,10 @@ class _Reader:
     def _line(self, line: str) -> None:
         if HEADER in line:
             self._tree_open, self._gpu, self._link = True, None, None
-        elif self._tree_open and "|" in line:
-            self._tree(line)
         elif self._tree_open and _RULE.search(line):
             self._tree_open = self._gpu is None
+        elif self._tree_open and "|" in line:
+            self._tree(line)
         else:
             self._plain(line)
 
@@ -202,6 +202,7 @@ class _Reader:
                 self._links.at(self._gpu, number).state = state
             elif self._switch is not None and state is LinkState.DOWN:
                 self._links.switches_down.setdefault(self._switch, []).append(number)
+        self._gpu = self._switch = None  # one line of letters for each
 
     def _nvidia_smi(self, line: str) -> None:
         gpu = _GPU_LINE.search(line)

@@ -39,7 +39,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Found:
-    """All documents of a text.  `stray`: brackets closed that nobody opened, so the head of one is missing."""
+    """All documents of a text.  `stray`: one begins, or ends, of which the rest is missing."""
 
     documents: tuple[Document, ...]
     stray: bool
@@ -182,6 +182,7 @@ class _Scan:
                 column = self._outside(at, text, column)
             at += self._used
         if self._open:
+            self.stray |= not self._open.root and not self._lines[self._open.line].partition("{")[0].strip()
             self._finish(self._open, cut=True)
         return Found(tuple(self.found), self.stray)
 

@@ -80,8 +80,6 @@ def test_gpu_ids(value: object, ids: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("key", ["gpu_ids", "gpu_id", "entity_id"])
 @pytest.mark.parametrize("number", [1, "1", [1]])
 def test_gpus_under_any_key(key: str, number: object) -> None:
-    if key == "entity_id" and isinstance(number, list):
-        pytest.skip("an entity is one")
     assert per_gpu(read_diag(doc([{key: 0, "status": "Pass"}, {key: number, "status": "Fail"}]))) == {"0": "pass", "1": "fail"}
 
 
@@ -118,6 +116,13 @@ def test_a_failure_explained_only_in_info() -> None:
     for info in (said, "\t".join(said)):
         result = parse_dcgm(doc([{"gpu_ids": "0", "status": "FAIL", "info": info}], "memory", "Hardware"))
         assert 58 in [f.evidence.get("error_id") for f in failed(result)]
+
+
+def test_other_tools_objects_with_keys_of_the_same_name_change_nothing() -> None:
+    good = doc([{"gpu_id": "0", "status": "Pass"}])
+    for other in ({"results": []}, {"results": [{"value": 1}], "name": "query"}, {"tests": 3}, {"iterations": 5}):
+        assert parse_dcgm(json.dumps(other) + "\n" + good).outcome is Outcome.PASS
+        assert parse_dcgm(json.dumps(other)).outcome is Outcome.NOT_MEASURED
 
 
 def test_null_elements_and_categories_are_passed_over() -> None:

@@ -16,9 +16,9 @@ from elastic_health.preflight.dcgm_ids import (
     HARMLESS,
     SEVERITIES,
     Origin,
+    canonical_test,
     known_by_text,
     run_names,
-    test_name,
     unknown_tests,
 )
 from elastic_health.preflight.dcgm_meanings import meaning_of
@@ -269,7 +269,7 @@ def test_links_are_said_not_to_be_covered() -> None:
     ],
 )
 def test_one_name_in_all_generations(names: tuple[str, ...], one: str) -> None:
-    assert {test_name(n) for n in names} == {one}
+    assert {canonical_test(n) for n in names} == {one}
 
 
 def test_names_to_ask_for() -> None:
