@@ -8,6 +8,7 @@ Sources: NVIDIA/DCGM dcgmi/Diag.cpp, dcgmi/MnDiag.cpp and nvvs/include/NvvsJsonS
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from elastic_health.preflight.tool_json import Document, documents
 
 ROOTS = ("DCGM GPU Diagnostic", "DCGM Diagnostic", "DCGM Multi-Node Diagnostic")
 _KEYS = frozenset((*ROOTS, "test_categories", "tests", "results", "test_summary", "runtime_error", "iterations"))
+_HINT = re.compile("|".join(re.escape(word) for word in (*sorted(_KEYS), "| Diagnostic ")))
 _STATUS_KEYS = ("status", "entity_status", "state", "result")
 _MAX_TEXT = 2000
 _MOST_RESULTS = 100_000
@@ -35,7 +37,7 @@ def _holds_output(text: str) -> bool:
 def read_json(lines: Sequence[str]) -> tuple[DiagRun, tuple[str, ...], int]:
     """What the JSON in `lines` says, the texts inside it that are outputs themselves (a CI system's own record of one), and how many
     statuses of failure were met."""
-    found = documents(lines, is_diag)
+    found = documents(lines, is_diag, _HINT)
     run, inner, failed = DiagRun(), [], 0
     for document in found.documents:
         nested = [v for d in _dicts(document.value) for v in d.values() if isinstance(v, str) and _holds_output(v)]

@@ -73,6 +73,7 @@ _TREE_GPU = re.compile(r"\|\s{0,4}GPU (\d{1,4})\s*\|\s*$")
 _TREE_ROW = re.compile(r"\|\s?(Link (\d{1,4})|Error Detail|-> ?([^|\n]{1,60}?))\s*\|\s*([^|\n]{0,60}?)\s*\|\s*$")
 _RULE = re.compile(r"\+-{3,}\+-{3,}\+\s*$")
 _UNRETRIEVED = re.compile(r"(?:Error|Warning): (Unable to (?:retrieve|get|add)[^\n]{1,300}|.{0,40}nvlink[^\n]{1,300})", re.IGNORECASE)
+_HINT = re.compile('"(?:body|header)"')
 _STATES: Mapping[str, LinkState] = {"U": LinkState.UP, "D": LinkState.DOWN, "X": LinkState.DISABLED}
 
 
@@ -94,7 +95,7 @@ def _is_ours(value: Mapping[str, Any]) -> bool:
 
 
 def _read_json(lines: Sequence[str], links: Links) -> bool:
-    read = documents(lines, _is_ours)
+    read = documents(lines, _is_ours, _HINT)
     for document in read.documents:
         header = document.value.get("header")
         gpu = _gpu_of(header)

@@ -161,8 +161,8 @@ def _value(text: str) -> Any:
 class _Scan:
     """Walks the lines; holds at most one document that is open."""
 
-    def __init__(self, lines: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool]) -> None:
-        self._lines, self._wanted = lines, wanted
+    def __init__(self, lines: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool], hint: re.Pattern[str] | None) -> None:
+        self._lines, self._wanted, self._hint = lines, wanted, hint
         self._open: _Reader | None = None
         self._prefix: re.Pattern[str] | None = None
         self._used = 1
@@ -198,6 +198,8 @@ class _Scan:
             if text[column : column + 1]:
                 self._between(text[column:])
             return -1
+        if self._hint and not column and text.rstrip().endswith("}") and not self._hint.search(text):
+            return -1  # a logger's line: read by the million, kept by nobody
         before = text[max(column, match.start() - _LONGEST_PREFIX) : match.start()]
         self._lists += before.rstrip().endswith("[")
         if column:
@@ -315,6 +317,10 @@ def _is_stray(line: str) -> bool:
 
 
 
-def documents(lines: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool]) -> Found:
-    """The JSON objects in `lines` that are `wanted`, in order; no others are kept in memory."""
-    return _Scan(lines, wanted).run()
+def documents(lines: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool], hint: re.Pattern[str] | None = None) -> Found:
+    """The JSON objects in `lines` that are `wanted`, in order; no others are kept in memory.
+
+    Args:
+        hint: found in every line that begins and ends a wanted object; lines without it are passed over unread.
+    """
+    return _Scan(lines, wanted, hint).run()
