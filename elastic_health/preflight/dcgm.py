@@ -48,7 +48,7 @@ def parse_dcgm(output: str, exit_status: int | None = None, stderr: str = "") ->
         found.append(Finding(FindingKind.NOTE, NOT_COVERED, level=Level.NOTE, advice=_LOOK_AT_LINKS))
     else:
         found = _say_why(run, output, stderr, found)
-    outcome = outcome_of(found, measured=measured and not run.torn)
+    outcome = outcome_of(found, measured=measured)
     return CheckResult(CHECK, outcome, tuple(found), _summary(run, outcome, found), details=_details(run, exit_status))
 
 

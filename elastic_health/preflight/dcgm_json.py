@@ -20,6 +20,7 @@ ROOTS = ("DCGM GPU Diagnostic", "DCGM Diagnostic", "DCGM Multi-Node Diagnostic")
 _KEYS = frozenset((*ROOTS, "test_categories", "tests", "results", "test_summary", "runtime_error", "iterations"))
 _HINT = re.compile("|".join(re.escape(word) for word in (*sorted(_KEYS), "| Diagnostic ")))
 _STATUS_KEYS = ("status", "entity_status", "state", "result")
+_TEST_KEYS = frozenset(("results", "test_summary", "status"))
 _MAX_TEXT = 2000
 _MOST_RESULTS = 100_000
 _NESTED = ("test_categories", "| Diagnostic ")
@@ -99,8 +100,14 @@ def _tests(value: object, category: str, hosts: Mapping[object, str]) -> Iterato
             yield from _test(value, category, hosts)
             return
         inside = str(value.get("category", category))[:200]
+        if status_of(_status(value))[0] is not Status.UNKNOWN:  # a result that stands where none should
+            yield _result("unnamed", category, value, hosts)
+            return
         if (named and category) or ("category" in value and "tests" not in value):  # of which nothing is said
             yield TestResult(canonical_test(str(value.get("name", inside))), inside, Status.UNKNOWN)
+        for test in _objects(value.get("tests")):
+            if not _TEST_KEYS & set(test) and "name" not in test:
+                yield TestResult("unnamed", inside, Status.UNKNOWN)
         for key, item in value.items():
             if key != "entity_groups":
                 yield from _tests(item, inside, hosts)

@@ -24,6 +24,7 @@ _RULE = re.compile(r"\+(-{3,}|={3,})\+(?:-{3,}|={3,})\+\s*$")
 _SECTION = re.compile(r"[|+]-{2,}\s{1,8}([A-Za-z][\w /-]{0,40}?)\s{1,8}-{2,}\+-{3,}[|+]\s*$")
 _ENTITY = re.compile(r"([A-Za-z][A-Za-z_ ]{0,20}?)\s?(\d{1,4})\s*:(?:\s+(.*))?$")
 _MESSAGE = re.compile(r"(warning|error|info)\b(?::\s*(?:gpu\s*)?(\d{1,4})?)?", re.IGNORECASE)
+_BEGINS = re.compile(r"(?:pass|fail|warn|skip)\b(?!\w)", re.IGNORECASE)
 _PER_HOST = re.compile(r"gpus?:?\s+([\d, ]+)$", re.IGNORECASE)
 _HOST = re.compile(r"Host (\d{1,6})(?: \(GPU (\d{1,4})\))?$", re.IGNORECASE)
 _PLAIN_ERROR = re.compile(r"\s{0,8}(?:err|error)\s?:\s?(\S.*)", re.IGNORECASE)
@@ -39,12 +40,14 @@ _FULL = 45
 
 @dataclass
 class _Row:
-    """`cell`: the value with the blanks that begin it; `fits`: its separators stand where the header's do."""
+    """`cell`: the value with the blanks that begin it; `fits`: its separators stand where the header's do; `before`: cells of
+    another row that ran into this one."""
 
     name: str
     cell: str
     torn: bool = False
     fits: bool = False
+    before: tuple[str, ...] = ()
 
     @property
     def value(self) -> str:
@@ -125,10 +128,11 @@ class _Table:
             left, right = self._widths
             first = len(text) - 1 - right
             if first >= 0 and text[first] == "|" and text[first + left] == "|":
-                return _Row(text[first + 1 : first + left].strip(), _cell(text[first + left + 1 : -1]), fits=True)
+                name, cell = text[first + 1 : first + left].strip(), _cell(text[first + left + 1 : -1])
+                return _Row(name, cell, fits=True, before=_others(text[:first].split("|")))
         parts = text.split("|")
         if text.endswith("|") and len(parts) >= 4:
-            return _Row(parts[-3].strip(), _cell(parts[-2]))
+            return _Row(parts[-3].strip(), _cell(parts[-2]), before=_others(parts[:-3]))
         for form in (text, *unprefixed(text)):
             bare = form.strip()
             if bare.startswith("|") and self.open:
@@ -188,12 +192,16 @@ class _Table:
 
     def _take(self, row: _Row) -> None:
         self._feet = 0
+        before = (*row.before, row.name) if _BEGINS.match(row.name) else row.before
+        for cell in before:
+            self._torn = True
+            self._loose(cell)
         if row.torn:
             self._torn = True
             if status_of(row.value)[0] is not Status.FAIL:
                 return
         section = self._section.lower()
-        if section == "metadata" and status_of(row.value)[0] is Status.UNKNOWN:
+        if section == "metadata" and status_of(row.value.rpartition(": ")[2])[0] is Status.UNKNOWN:
             self._metadata(row)
         elif section == "error summary":
             self._summary_error(row)
@@ -203,6 +211,15 @@ class _Table:
             self._nameless(row)
         else:
             self._named(row)
+
+    def _loose(self, cell: str) -> None:
+        """A cell whose row is damaged: a failure in it still counts."""
+        entity = _ENTITY.match(cell)
+        status, rest = status_of(entity[3] if entity else cell)
+        if status is Status.FAIL or re.match(r"fail\b", cell, re.IGNORECASE):
+            gpus = (entity[2],) if entity and entity[1].strip().lower() == "gpu" else gpu_ids(rest)
+            made = _Test("unnamed", self._section, results=[TestResult("unnamed", self._section, Status.FAIL, gpus)])
+            self._tests.append(made)
 
     def _metadata(self, row: _Row) -> None:
         name = row.name.lower()
@@ -232,12 +249,15 @@ class _Table:
         entity = _ENTITY.match(value)
         inner = status_of(entity[3] or "")[0] if entity else Status.UNKNOWN
         status, rest = status_of(value)
-        if entity and self._test and (inner is not Status.UNKNOWN or not entity[3]):
+        if self._test is None:
+            self._torn |= status is not Status.UNKNOWN or inner is not Status.UNKNOWN
+            self._loose(value)
+        elif entity and (inner is not Status.UNKNOWN or not entity[3]):
             self._end_message()
             group, number = entity[1].strip().lower(), entity[2]
             gpus, others = ((number,), ()) if group == "gpu" else ((), (f"{group}{number}",))
             self._test.results.append(TestResult(self._test.name, self._test.category, inner, gpus, others))
-        elif status is not Status.UNKNOWN and self._test and (not self._in_message or re.match(r"all$|gpus?\b", rest, re.IGNORECASE)):
+        elif status is not Status.UNKNOWN and (not self._in_message or re.match(r"all$|gpus?\b", rest, re.IGNORECASE)):
             self._end_message()
             self._add(status, rest, first=False)
         elif self._message is not None:
@@ -306,6 +326,14 @@ class _Table:
     def _end_test(self) -> None:
         self._end_message()
         self._test = None
+
+
+def _others(parts: Sequence[str]) -> tuple[str, ...]:
+    """Cells before a row in its line; a launcher's prefix, which may end with a separator, is none."""
+    cells = [p.strip() for p in parts]
+    while cells and not cells[-1]:
+        cells.pop()
+    return tuple(c for c in cells if c) if len(cells) > 1 or (cells and not parts[0].strip()) else ()
 
 
 def _cell(text: str) -> str:

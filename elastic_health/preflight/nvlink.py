@@ -66,7 +66,7 @@ def parse_nvlink(
         found.append(_not_measured(*_why_nothing(links, output)))
     elif links.torn:
         found.append(_not_measured(f"the output is not complete: {'; '.join(once(links.torn))}", _AGAIN))
-    outcome = outcome_of(found, measured=told and not links.torn)
+    outcome = outcome_of(found, measured=told)
     return CheckResult(CHECK, outcome, tuple(found), _summary(links, found, told), details=_details(links))
 
 

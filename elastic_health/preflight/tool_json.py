@@ -18,6 +18,8 @@ from elastic_health.preflight.tool_text import unprefixed
 
 MAX_DEPTH = 64
 _START = re.compile(r"\{\s{0,64}(?:[\"}]|$)")
+_OWN_LINE = re.compile(r'"(?:status|name|results|tests|test_summary|gpu_ids?|entity_id|warnings?|children|value)"?\s*:')
+"""A line with such a key that can't be read is a damaged line of ours, not a foreign one."""
 _LONGEST_PREFIX = 512
 _JOIN_LINES = 16
 """Lines that a terminal may have broken one string into."""
@@ -237,6 +239,7 @@ class _Scan:
             closers = list(itertools.takewhile(lambda t: t[0] == "p" and t[1] in "}]", tokens))
             if len(closers) >= reader.depth:
                 return self._feed(at, form, closers)
+        reader.whole &= _OWN_LINE.search(text) is None
         return None
 
     def _joined(self, at: int, text: str) -> tuple[str, list[Token]] | None:

@@ -181,6 +181,13 @@ def test_cut_at_every_byte(form: str) -> None:
     assert "Fail" in bad[: seen + 1] and bad[:seen].count("Fail") <= 1
 
 
+@pytest.mark.parametrize("form", ["json 3 compact", "table 3"])
+def test_the_head_cut_off_at_every_byte(form: str) -> None:
+    good = FORMS[form](PASSING)
+    for begin in range((good.index("{") if "json" in form else good.index("| Diagnostic")) + 1, len(good)):
+        assert verdict(good[begin:]) is Outcome.NOT_MEASURED, good[begin:][:60]
+
+
 @settings(max_examples=150)
 @given(specs(), st.sampled_from(sorted(FORMS)), st.floats(0, 1, exclude_max=True), st.booleans())
 def test_a_cut_is_never_a_pass(spec: Spec, form: str, where: float, head: bool) -> None:
@@ -197,6 +204,17 @@ def test_a_cut_output_before_a_whole_one_is_no_pass(form: str, where: float) -> 
     begin = text.index('"tests"') if "json" in form else text.index("NVML") if form == "table 3" else text.index("GPU0")
     at = begin + 1 + int(where * (len(text.rstrip()) - begin - 1))
     assert verdict(text[:at] + "\n" + text) is Outcome.NOT_MEASURED
+    assert verdict(text[:at] + "\n" + text.replace("Successfully ran diagnostic for group.\n", "")) is Outcome.NOT_MEASURED
+
+
+@pytest.mark.parametrize("form", ["table 3", "table 4"])
+def test_a_row_cut_in_the_middle_of_a_table(form: str) -> None:
+    lines = FORMS[form](PASSING).split("\n")
+    for number, line in enumerate(lines):
+        if "Pass" in line:
+            for end in (line.index("Pass") + 2, len(line) - 1):
+                torn = [*lines[:number], line[:end], *lines[number + 1 :]]
+                assert verdict("\n".join(torn)) is Outcome.NOT_MEASURED
 
 
 # ---- JSON that lacks something
