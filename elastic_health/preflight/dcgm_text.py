@@ -262,6 +262,8 @@ class _Table:
             self._add(status, rest, first=False)
         elif self._message is not None:
             self._message[1].append(row.cell)
+        elif not self._in_message and value and not value.startswith("Code:"):  # the return code that 2.x and 3.x add
+            self._torn = True
 
     def _add(self, status: Status, rest: str, *, first: bool) -> None:
         test = self._test
