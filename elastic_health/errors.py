@@ -61,6 +61,10 @@ class DataError(HealthError):
     """A position, window, share or loader state makes no sense."""
 
 
+class InputError(HealthError):
+    """A file that a command was told to read can't be read."""
+
+
 class LinkError(HealthError):
     """An agent link or worker link broke its protocol or failed to authenticate."""
 

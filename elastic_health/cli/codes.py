@@ -14,6 +14,7 @@ class Code(IntEnum):
     USAGE = 2
     NOT_MEASURED = 3
     BAD_CONFIG = 64
+    NO_INPUT = 66
     STORE_UNREACHABLE = 69
     STORE_FAILED = 74
     STORE_REFUSED = 77
@@ -26,12 +27,13 @@ MEANINGS: Mapping[Code, str] = {
     Code.OK: "done; the answer is on standard output",
     Code.NOT_FOUND: "nothing is known of that run or baseline",
     Code.USAGE: "the command or its arguments are wrong",
-    Code.NOT_MEASURED: "the comparison has no outcome: no baseline, too little in common, or output that is not whole",
+    Code.NOT_MEASURED: "no verdict: no baseline, too little in common, or output that is cut, empty or skipped",
     Code.BAD_CONFIG: "the YAML, the endpoint or another value is wrong",
+    Code.NO_INPUT: "a file that was named can't be read",
     Code.STORE_UNREACHABLE: "no etcd endpoint answered in time, or it is not etcd",
     Code.STORE_FAILED: "etcd answered, but did not do it (full, too large, or changed meanwhile): try again or see the message",
     Code.STORE_REFUSED: "etcd refused user, password or certificate",
     Code.RUN_REFUSED: "the run is not in a state in which this can be done",
-    Code.UNFIT: "what was compared or checked failed",
+    Code.UNFIT: "what was judged, compared or checked failed",
     Code.INTERRUPTED: "ended by Ctrl-C",
 }
