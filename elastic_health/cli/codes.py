@@ -22,7 +22,7 @@ class Code(IntEnum):
 
 MEANINGS: Mapping[Code, str] = {
     Code.OK: "done; the answer is on standard output",
-    Code.NOT_FOUND: "nothing is known of that run",
+    Code.NOT_FOUND: "nothing is known of that run, or nothing of that name is in quarantine",
     Code.USAGE: "the command or its arguments are wrong",
     Code.BAD_CONFIG: "the YAML, the endpoint or another value is wrong",
     Code.STORE_UNREACHABLE: "no etcd endpoint answered in time, or it is not etcd",
