@@ -17,6 +17,7 @@ class Code(IntEnum):
     STORE_FAILED = 74
     STORE_REFUSED = 77
     RUN_REFUSED = 78
+    NOT_READY = 79
     INTERRUPTED = 130
 
 
@@ -29,5 +30,6 @@ MEANINGS: Mapping[Code, str] = {
     Code.STORE_FAILED: "etcd answered, but did not do it (full, too large, or changed meanwhile): try again or see the message",
     Code.STORE_REFUSED: "etcd refused user, password or certificate",
     Code.RUN_REFUSED: "the run is not in a state in which this can be done",
+    Code.NOT_READY: "`doctor`: something here would stop a run; the lines marked FAIL say what",
     Code.INTERRUPTED: "ended by Ctrl-C",
 }
