@@ -111,7 +111,7 @@ class Stamps:
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry as the store holds it.  `note`: why its value, or a part of it, could not be read."""
+    """One entry as the store holds it.  `note`: why a part of a JSON object could not be read, so that it has no end."""
 
     resource: Resource
     key: str
@@ -163,7 +163,7 @@ def _entry(kv: KeyValue, resource: Resource) -> Entry:
         body = None
     if not isinstance(body, dict):
         text = kv.value.decode("utf-8", "backslashreplace").strip()
-        return Entry(resource, kv.key, Quarantine(shown(text)), Stamps(), kv.mod_revision, note if text else "")
+        return Entry(resource, kv.key, Quarantine(shown(text)), Stamps(), kv.mod_revision)
     said = dataclasses.replace(_each(Quarantine(), body), until=until)
     return Entry(resource, kv.key, said, _each(Stamps(), body), kv.mod_revision, note)
 

@@ -256,7 +256,7 @@ def _by(e: q.Entry) -> str:
 def _reason(e: q.Entry) -> str:
     signature = f" [{shown(e.said.signature)}]" if e.said.signature else ""
     incidents = f" (incidents {shown(few(e.said.incidents))})" if e.said.incidents else ""
-    return f"{shown(e.said.reason, 160)}{signature}{incidents}"
+    return f"{shown(e.said.reason, 160)}{signature}{incidents}{' (unreadable in part: see `quarantine show`)' if e.note else ''}"
 
 
 def _story(e: q.Entry, now: float) -> str:

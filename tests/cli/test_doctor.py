@@ -22,7 +22,8 @@ from elastic_health.preflight.doctor_facts import PlugFacts, StageCheck, Trouble
 from elastic_health.preflight.doctor_lines import Mark, Topic
 from elastic_health.rendezvous.session_etcd import EtcdSession
 from elastic_health.rendezvous.store import Put, StoreFull, Txn
-from tests.etcd_fixture import EtcdCluster, etcd_cluster, free_port
+from tests.certificates import make_certificates, server_flags
+from tests.etcd_fixture import Etcd, EtcdCluster, etcd_cluster, free_port
 
 pytestmark = pytest.mark.spec("U3", "U5")
 PLUG = PlugFacts("1", (("x:y", "1"),), "", True, "2.13.0", "", "", "", "/p", "/p")
@@ -185,6 +186,29 @@ def test_logins(
 def test_a_user_for_an_etcd_without_users(etcd: EtcdCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines = told(capsys, "--endpoint", etcd.endpoints[0], "--config", yaml(tmp_path, "eh", "pass"))
     assert code == Code.OK and lines["login"]["mark"] == "warn" and "authentication off" in lines["login"]["found"]
+
+
+# ---- TLS
+
+
+def test_tls_and_a_client_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also etcd's HTTP side is asked over TLS: quota and clock are known."""
+    make_certificates(tmp_path)
+    member = Etcd(tmp_path, extra=server_flags(tmp_path), scheme="https")
+    member.start()
+    try:
+        member.wait_healthy()
+        path = tmp_path / "tls.yaml"
+        path.write_text(f"store: {{tls: {{ca: {tmp_path}/ca.pem, cert: {tmp_path}/client.pem, key: {tmp_path}/client.key}}}}\n")
+        code, lines = told(capsys, "--endpoint", member.endpoint, "--config", str(path))
+        assert code == Code.OK and "of 2 GiB" in lines["space"]["found"] and lines["clock"]["mark"] == "ok"
+        path.write_text(f"store: {{tls: {{ca: {tmp_path}/ca.pem}}}}\n")
+        code, lines = told(capsys, "--endpoint", member.endpoint, "--config", str(path))
+        assert code == Code.NOT_READY and "client certificate" in lines["etcd"]["found"] and "store.tls.cert" in lines["etcd"]["do"]
+        code, lines = told(capsys, "--endpoint", member.endpoint)
+        assert code == Code.NOT_READY and "wants TLS" in lines["etcd"]["found"]
+    finally:
+        member.stop()
 
 
 # ---- no etcd

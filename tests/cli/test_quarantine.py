@@ -150,6 +150,14 @@ def test_what_others_wrote_is_shown_and_harms_nobody(shell: Shell, etcd: EtcdClu
     assert told[0]["until"] is None and told[0]["holds"]
 
 
+def test_an_end_that_can_t_be_read_is_told(shell: Shell, etcd: EtcdCluster, store: EtcdSession) -> None:
+    etcd.ctl("put", N1, '{"reason": "hot", "until": "2001-01-01T00:00:00Z"}')
+    assert barred(store, "n1")
+    code, out, _ = shell("list")
+    assert code == 0 and "released" in out and "unreadable in part" in out
+    assert f"{N1}.until" in shell("show", "n1")[1]
+
+
 def test_release_deletes_only_what_it_has_read(
     shell: Shell, etcd: EtcdCluster, store: EtcdSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
