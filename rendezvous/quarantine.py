@@ -224,7 +224,8 @@ class Limits:
         alike_share: or this part of the fleet, where that is more.
         share: with any signature, at most this part of the fleet at a time, but at least `alike`.
 
-    Never so many that half of a known fleet, or more, would be out, except for one.
+    Never so many that half of a known fleet, or more, would be out, except for one.  The window goes by the clocks of those
+    who wrote the entries; one from the future counts, so a wrong clock errs towards suspecting the set-up.
     """
 
     window_s: float = 3600.0

@@ -93,7 +93,7 @@ STORES = [
     (members(*THREE[:2], cluster=((1, "a"), (2, "b"))), Topic.MEMBERS, Mark.NOTE, "2 members survive no more losses than 1"),
     (replace(ETCD, reads_s=()), Topic.LATENCY, Mark.UNKNOWN, "no read"),
     (replace(ETCD, reads_s=(0.1, 0.2, 0.3)), Topic.LATENCY, Mark.WARN, "200.0 ms"),
-    (replace(ETCD, reads_s=(1.5,)), Topic.LATENCY, Mark.FAIL, "leases"),
+    (replace(ETCD, reads_s=(1.5,)), Topic.LATENCY, Mark.WARN, "for dead"),
     (replace(ETCD, logged_in=False, user=""), Topic.LOGIN, Mark.NOTE, "no user"),
     (replace(ETCD, logged_in=False), Topic.LOGIN, Mark.WARN, "authentication off"),
     (replace(ETCD, rights=Trouble("permission denied", "grant it")), Topic.RIGHTS, Mark.FAIL, "permission denied"),
