@@ -18,9 +18,10 @@ from elastic_health.rendezvous import quarantine as q
 from elastic_health.rendezvous.keys import FleetKeys, RunKeys
 from elastic_health.rendezvous.quarantine_etcd import quarantine
 from elastic_health.rendezvous.session_etcd import EtcdSession
-from elastic_health.rendezvous.store import Txn, WatchBatch
+from elastic_health.rendezvous.store import Put, Txn, WatchBatch
 from elastic_health.rendezvous.view import View, apply
 from tests.etcd_fixture import EtcdCluster, etcd_cluster, wait_until
+from tests.rendezvous.hostile import BAD
 
 pytestmark = pytest.mark.spec("R7", "U3")
 KEYS = FleetKeys()
@@ -148,6 +149,19 @@ def test_what_others_wrote_is_shown_and_harms_nobody(shell: Shell, etcd: EtcdClu
     assert code == 0 and "\x1b" not in out and max(map(len, out.splitlines())) < 700
     told = shell.json("list")["quarantine"]
     assert told[0]["until"] is None and told[0]["holds"]
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_hostile_values_bar_and_break_nothing(kind: str, shell: Shell, store: EtcdSession) -> None:
+    keys = [N1, KEYS.quarantined_gpu("GPU-1"), KEYS.quarantined_nic("n1", "ib0"), KEYS.quarantined_route("n1", "n2")]
+    for key in keys:
+        store.txn(Txn((), (Put(key, BAD[kind]),)))
+    told = shell.json("list")
+    assert sorted(e["key"] for e in told["quarantine"]) == sorted(keys) and barred(store, "n1")
+    for words in (("list",), ("show", "n1"), ("release", "n1")):
+        code, out, err = shell(*words)
+        assert code == 0 and err == "" and len(out) < 8000
+    assert not barred(store, "n1")
 
 
 def test_an_end_that_can_t_be_read_is_told(shell: Shell, etcd: EtcdCluster, store: EtcdSession) -> None:
