@@ -326,8 +326,8 @@ class EtcdSession:
 
     @property
     def logged_in(self) -> bool:
-        """Does this session's user have a token?  Not if etcd has no users, or none was given."""
-        return len(self.metadata(self._timeout_s)) > 1
+        """Has etcd taken this session's user?  Not if it has no users, or none was given."""
+        return self._token.held
 
     def close(self) -> None:
         """End watches, threads and connections; calls still waiting end with StoreUnavailable.  Leases are left alone."""

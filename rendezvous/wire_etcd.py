@@ -58,7 +58,7 @@ _SCHEMA: Mapping[str, str] = {
     "AuthenticateResponse": "header:Header=1 token:string=2",
     "StatusRequest": "",
     "StatusResponse": "header:Header=1 version:string=2 dbSize:int64=3 leader:uint64=4 raftIndex:uint64=5 raftTerm:uint64=6"
-    " *errors:string=8 dbSizeInUse:int64=9 isLearner:bool=10 dbSizeQuota:int64=12",
+    " *errors:string=8 dbSizeInUse:int64=9 dbSizeQuota:int64=12",
     "Member": "ID:uint64=1 name:string=2 *peerURLs:string=3 *clientURLs:string=4 isLearner:bool=5",
     "MemberListRequest": "linearizable:bool=1",
     "MemberListResponse": "header:Header=1 *members:Member=2",
