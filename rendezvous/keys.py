@@ -44,6 +44,21 @@ class FleetKeys:
     def quarantined_node(self, node: str) -> str:
         return f"{self.prefix}quarantine/nodes/{node}"
 
+    def quarantined_gpu(self, uuid: str) -> str:
+        return f"{self.prefix}quarantine/gpus/{uuid}"
+
+    def quarantined_nic(self, node: str, nic: str) -> str:
+        return f"{self.prefix}quarantine/nics/{node}/{nic}"
+
+    def quarantined_route(self, a: str, b: str) -> str:
+        """Between two nodes, whichever is named first; `+` is in no segment."""
+        return f"{self.prefix}quarantine/routes/{min(a, b)}+{max(a, b)}"
+
+    @property
+    def quarantine_turn(self) -> str:
+        """Rewritten with every automatic entry, so that two agents never write one from the same look at the list."""
+        return f"{self.prefix}quarantine/turn"
+
     @property
     def baselines(self) -> str:
         return f"{self.prefix}baselines/"

@@ -49,7 +49,7 @@ def file(tmp_path: Path) -> Any:
 
 @pytest.mark.parametrize(
     ("text", "verdict", "status"),
-    [(PASS, "pass", 0), (WARN, "warn", 0), (FAIL, "fail", 80), (FAIL[:500], "not_measured", 79), ("", "not_measured", 79)],
+    [(PASS, "pass", 0), (WARN, "warn", 0), (FAIL, "fail", 80), (FAIL[:500], "not_measured", 3), ("", "not_measured", 3)],
 )
 def test_verdict_and_status(text: str, verdict: str, status: int, file: Any, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "dcgm", file(text))
