@@ -26,6 +26,10 @@ class ConfigError(HealthError):
     """The YAML, the `--rdzv-conf` or an environment variable is wrong."""
 
 
+class BaselineError(ConfigError):
+    """Figures, a stored baseline, or a request to record one can't be used."""
+
+
 class RunRefused(HealthError):
     """This run id can't be joined: finished, capped, other MIN:MAX or script, or no id at all."""
 
@@ -55,6 +59,10 @@ class CheckpointUnusable(CheckpointError):
 
 class DataError(HealthError):
     """A position, window, share or loader state makes no sense."""
+
+
+class InputError(HealthError):
+    """A file that a command was told to read can't be read."""
 
 
 class LinkError(HealthError):

@@ -29,6 +29,26 @@ class FindingKind(Enum):
     NETWORK_ERROR = "network_error"
     TEARDOWN_HANG = "teardown_hang"
     MISCONFIGURED = "misconfigured"
+    APPLICATION_ERROR = "application_error"
+    DEVICE_MISSING = "device_missing"
+    LINK_ERROR = "link_error"
+    LOW_BANDWIDTH = "low_bandwidth"
+    WRONG_RESULT = "wrong_result"
+    CANARY_MISMATCH = "canary_mismatch"
+    LOW_RESOURCE = "low_resource"
+    CLOCK_OFFSET = "clock_offset"
+    LEFTOVER_PROCESS = "leftover_process"
+    THROTTLED = "throttled"
+    OWN_CHECK = "own_check"
+    NOTE = "note"
+
+
+class Level(Enum):
+    """How much a finding of a check weighs."""
+
+    NOTE = "note"
+    WARN = "warn"
+    FAIL = "fail"
 
 
 @dataclass(frozen=True)
@@ -41,6 +61,8 @@ class Finding:
         at: seconds since the epoch when it was first seen.
         evidence: small plain values only (JSON-ready).
         final: False is a warning, while the operation may still end: take evidence now, act on nothing.
+        level: what it means for the check that found it; `fail` keeps the node out.
+        advice: what a person should do about it.
         cause, signature, secondary: for ended workers, what `Incident` wants (see `elastic_health.liveness.exits`).
     """
 
@@ -55,6 +77,8 @@ class Finding:
     at: float = 0.0
     evidence: Mapping[str, object] = field(default_factory=dict)
     final: bool = True
+    level: Level = Level.FAIL
+    advice: str = ""
     cause: Cause | None = None
     signature: str = ""
     secondary: bool = False

@@ -44,6 +44,51 @@ class FleetKeys:
     def quarantined_node(self, node: str) -> str:
         return f"{self.prefix}quarantine/nodes/{node}"
 
+    def quarantined_gpu(self, uuid: str) -> str:
+        return f"{self.prefix}quarantine/gpus/{uuid}"
+
+    def quarantined_nic(self, node: str, nic: str) -> str:
+        return f"{self.prefix}quarantine/nics/{node}/{nic}"
+
+    def quarantined_route(self, a: str, b: str) -> str:
+        """Between two nodes, whichever is named first; `+` is in no segment."""
+        return f"{self.prefix}quarantine/routes/{min(a, b)}+{max(a, b)}"
+
+    @property
+    def quarantine_turn(self) -> str:
+        """Rewritten with every automatic entry, so that two agents never write one from the same look at the list."""
+        return f"{self.prefix}quarantine/turn"
+
+    @property
+    def baselines(self) -> str:
+        return f"{self.prefix}baselines/"
+
+    def baseline(self, node_type: str, check: str) -> str:
+        """Both must have passed `check_segment`."""
+        return f"{self.baselines}{node_type}/{check}"
+
+    @property
+    def canary_root(self) -> str:
+        return f"{self.prefix}canary/"
+
+    def canary(self, fingerprint: str) -> str:
+        """Everything about one fingerprint; `fingerprint` is `Fingerprint.segment`."""
+        return f"{self.canary_root}{fingerprint}/"
+
+    def canary_fingerprint(self, fingerprint: str) -> str:
+        """The fields that `fingerprint` is a hash of, for people."""
+        return f"{self.canary(fingerprint)}fingerprint"
+
+    def canary_votes(self, fingerprint: str) -> str:
+        return f"{self.canary(fingerprint)}votes/"
+
+    def canary_vote(self, fingerprint: str, node: str) -> str:
+        return f"{self.canary_votes(fingerprint)}{node}"
+
+    def canary_learned(self, fingerprint: str) -> str:
+        """Created once, by the check of a node whose own vote wasn't needed for it."""
+        return f"{self.canary(fingerprint)}learned"
+
     @property
     def runs(self) -> str:
         return f"{self.prefix}runs/"

@@ -41,7 +41,7 @@ from elastic_health.rendezvous.store import (
 from elastic_health.rendezvous.token_etcd import Password, Token
 from elastic_health.rendezvous.txn_rules import check_txn, writes
 from elastic_health.rendezvous.watch_etcd import EtcdWatch, Part, WatchPace
-from elastic_health.rendezvous.wire_etcd import MESSAGES, key_value, span, span_after, txn_message, txn_result
+from elastic_health.rendezvous.wire_etcd import MESSAGES, encode_key, key_value, span, span_after, txn_message, txn_result
 
 DEFAULT_TIMEOUT_S = 5.0
 _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
@@ -63,6 +63,8 @@ class MemberStatus:
     db_in_use_bytes: int = 0
     errors: tuple[str, ...] = ()
     error: str | None = None
+    quota_bytes: int = 0
+    """Told by etcd 3.6 and later; 0: not told."""
 
     @property
     def is_leader(self) -> bool:
@@ -305,7 +307,31 @@ class EtcdSession:
             r = channel.call("Status", MESSAGES["StatusRequest"](), timeout_s, self._token.metadata(channel, timeout_s))
         except grpc.RpcError as error:
             return MemberStatus(name, error=error.details() or error.code().name)
-        return MemberStatus(name, r.version, r.header.member_id, r.leader, r.header.revision, r.dbSize, r.dbSizeInUse, tuple(r.errors))
+        return MemberStatus(
+            name, r.version, r.header.member_id, r.leader, r.header.revision, r.dbSize, r.dbSizeInUse, tuple(r.errors), None, r.dbSizeQuota
+        )
+
+    def member_names(self, *, timeout_s: float | None = None) -> dict[int, str]:
+        """Member id -> its name ("" for one that has never started), of the whole cluster, learners left out."""
+        request = MESSAGES["MemberListRequest"]()
+        response = self._ask(lambda c, left, md: c.call("MemberList", request, left, md), write=False, timeout_s=timeout_s)
+        return {m.ID: m.name for m in response.members if not m.isLearner}
+
+    def keeps(self, revision: int, key: str, *, timeout_s: float | None = None) -> bool:
+        """Can `key`'s state at `revision` still be read, or has it been compacted away?"""
+        request = MESSAGES["RangeRequest"](key=encode_key(key), revision=revision, count_only=True)
+        try:
+            self._ask(lambda c, left, md: c.call("Range", request, left, md), write=False, timeout_s=timeout_s)
+        except StoreError as e:
+            if "has been compacted" in e.found:
+                return False
+            raise
+        return True
+
+    @property
+    def logged_in(self) -> bool:
+        """Has etcd taken this session's user?  Not if it has no users, or none was given."""
+        return self._token.held
 
     def close(self) -> None:
         """End watches, threads and connections; calls still waiting end with StoreUnavailable.  Leases are left alone."""

@@ -62,6 +62,11 @@ class Token:
             raise
 
     @property
+    def held(self) -> bool:
+        """Has etcd handed out a token?  Not if it has no users."""
+        return bool(self._value)
+
+    @property
     def has_password(self) -> bool:
         return self._secret() is not None
 

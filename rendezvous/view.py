@@ -136,7 +136,12 @@ class View:
     def barred(self, node: str, wall: float) -> Quarantined | None:
         """The quarantine entry that keeps `node` out at epoch second `wall`."""
         q = self.quarantined.get(node)
-        return q if q and (q.until == 0.0 or wall < q.until) else None
+        return q if q and bars(q.until, wall) else None
+
+
+def bars(until: float, wall: float) -> bool:
+    """Does a quarantine with this end hold at epoch second `wall`?  One whose end is no number holds."""
+    return until == 0.0 or not wall >= until
 
 
 def apply(view: View, batch: WatchBatch, keys: RunKeys, *, fleet: bool = False, part: Part = Part.ALL) -> View:

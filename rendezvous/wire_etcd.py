@@ -58,7 +58,10 @@ _SCHEMA: Mapping[str, str] = {
     "AuthenticateResponse": "header:Header=1 token:string=2",
     "StatusRequest": "",
     "StatusResponse": "header:Header=1 version:string=2 dbSize:int64=3 leader:uint64=4 raftIndex:uint64=5 raftTerm:uint64=6"
-    " *errors:string=8 dbSizeInUse:int64=9",
+    " *errors:string=8 dbSizeInUse:int64=9 dbSizeQuota:int64=12",
+    "Member": "ID:uint64=1 name:string=2 *peerURLs:string=3 *clientURLs:string=4 isLearner:bool=5",
+    "MemberListRequest": "linearizable:bool=1",
+    "MemberListResponse": "header:Header=1 *members:Member=2",
     "AlarmRequest": "action:int32=1 memberID:uint64=2 alarm:int32=3",
     "AlarmMember": "memberID:uint64=1 alarm:int32=2",
     "AlarmResponse": "header:Header=1 *alarms:AlarmMember=2",
@@ -113,6 +116,7 @@ _SERVICES: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Watch": {"Watch": ("WatchRequest", "WatchResponse")},
     "Auth": {"Authenticate": ("AuthenticateRequest", "AuthenticateResponse")},
+    "Cluster": {"MemberList": ("MemberListRequest", "MemberListResponse")},
     "Maintenance": {"Status": ("StatusRequest", "StatusResponse"), "Alarm": ("AlarmRequest", "AlarmResponse")},
 }
 STREAMS = frozenset({"LeaseKeepAlive", "Watch"})

@@ -50,7 +50,7 @@ def add_command(runs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     one.set_defaults(do=delete)
 
 
-def age_s(text: str) -> float:
+def age_s(text: str, option: str = "--older-than") -> float:
     """`30d` in seconds; 0 for "".
 
     Raises:
@@ -60,7 +60,7 @@ def age_s(text: str) -> float:
         return 0.0
     found = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smhdw])", text)
     if found is None:
-        raise ConfigError("an age such as 12h or 30d", f"--older-than {text!r}", "write a number and one of s, m, h, d, w")
+        raise ConfigError("a time such as 12h or 30d", f"{option} {text!r}", "write a number and one of s, m, h, d, w")
     return float(found[1]) * _UNITS[found[2]]
 
 

@@ -7,16 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from elastic_health._version import __version__
-from elastic_health.cli import papers, runs, telling
+from elastic_health.cli import analyze, baseline, doctor, papers, quarantine, runs, telling
 from elastic_health.cli.codes import Code
 from elastic_health.cli.reach import NotFound
 from elastic_health.cli.show import say
-from elastic_health.errors import ConfigError, DataError, HealthError, RunRefused
+from elastic_health.errors import ConfigError, DataError, HealthError, InputError, RunRefused
 from elastic_health.rendezvous.store import NotEtcd, StoreError, StoreRefused, StoreUnavailable
 
 _CODES: tuple[tuple[type[HealthError], Code], ...] = (
     (ConfigError, Code.BAD_CONFIG),
     (DataError, Code.BAD_CONFIG),
+    (InputError, Code.NO_INPUT),
     (RunRefused, Code.RUN_REFUSED),
     (StoreUnavailable, Code.STORE_UNREACHABLE),
     (NotEtcd, Code.STORE_UNREACHABLE),
@@ -30,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="elastic-health", description="What the healthy-etcd rendezvous knows, and what people may tell it.")
     top.add_argument("--version", action="version", version=__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for room in (telling, runs, papers):
+    for room in (telling, runs, quarantine, baseline, doctor, papers, analyze):
         room.add_commands(commands)
     return top
 
