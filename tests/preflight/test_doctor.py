@@ -23,7 +23,7 @@ from elastic_health.preflight.doctor_facts import (
     Trouble,
 )
 from elastic_health.preflight.doctor_lines import Line, Mark, Topic
-from elastic_health.preflight.doctor_os import look_at_host, look_at_plugin, torchrun_python
+from elastic_health.preflight.doctor_os import look_at_host, look_at_plugin, own_gpus, own_nics, torchrun_python
 
 pytestmark = pytest.mark.spec("U3")
 GIB = 1 << 30
@@ -112,8 +112,8 @@ STORES = [
     (replace(ETCD, clock_s=None), Topic.CLOCK, Mark.UNKNOWN, "did not tell"),
     (replace(ETCD, clock_s=30.0), Topic.CLOCK, Mark.WARN, "30 s ahead of"),
     (replace(ETCD, clock_s=-7200.0), Topic.CLOCK, Mark.WARN, "7200 s behind"),
-    (replace(ETCD, quarantine=""), Topic.QUARANTINE, Mark.FAIL, "no reason given"),
-    (replace(ETCD, quarantine="its fan"), Topic.QUARANTINE, Mark.FAIL, "its fan"),
+    (replace(ETCD, quarantine=(("node n1", ""),)), Topic.QUARANTINE, Mark.FAIL, "node n1 is in quarantine: no reason given"),
+    (replace(ETCD, quarantine=(("gpu G", "hot"), ("nic n1/e", "x"))), Topic.QUARANTINE, Mark.FAIL, "gpu G is in quarantine: hot; nic n1/e"),
     (Trouble("127.0.0.1:1 refuses connections", "start it"), Topic.ETCD, Mark.FAIL, "refuses"),
     (Trouble("not looked at", "correct the YAML", looked=False), Topic.ETCD, Mark.UNKNOWN, "not looked at"),
 ]
@@ -203,6 +203,12 @@ def test_a_machine_is_looked_at(tmp_path: Path) -> None:
     here = look_at_host(("sh", "no-such-tool"), tmp_path)
     assert (here.driver, here.gpus) == ("550.54.15", 2)
     assert dict(here.tools)["sh"].endswith("/sh") and dict(here.tools)["no-such-tool"] == ""
+    (tmp_path / "gpus" / "0000:3b:00.0" / "information").write_text("Model: \t\t H100\nGPU UUID: \t GPU-5f2e\nBus Type: PCIe\n")
+    (tmp_path / "gpus" / "0000:86:00.0" / "information").write_text("GPU UUID: \t GPU-????????-????-????-????-????????????\n")
+    for nic in ("net/eth0", "net/lo", "infiniband/mlx5_0"):
+        (tmp_path / nic).mkdir(parents=True)
+    assert own_gpus(tmp_path) == ("GPU-5f2e",) and own_nics(tmp_path) == ("eth0", "mlx5_0")
+    assert own_gpus(tmp_path / "none") == own_nics(tmp_path / "none") == ()
     none = look_at_host((), tmp_path / "none", str(tmp_path / "none"))
     assert (none.driver, none.gpus, none.shm_free_bytes) == ("", 0, None)
 
