@@ -129,7 +129,9 @@ def test_a_full_etcd(capsys: pytest.CaptureFixture[str]) -> None:
             for i in range(100):
                 session.txn(Txn((), tuple(Put(f"/fill/{i}/{j}", b"x" * 60_000) for j in range(10))))
         session.close()
+        full.ctl("member", "add", "learns", "--learner", f"--peer-urls=http://127.0.0.1:{free_port()}")
         code, lines = told(capsys, "--endpoint", full.endpoints[0])
+        assert "one member" in lines["members"]["found"], "a learner has no vote"
         assert code == Code.NOT_READY and "is full" in lines["space"]["found"] and "defrag" in lines["space"]["do"]
 
 
