@@ -337,10 +337,12 @@ class _Table:
 
 def _others(parts: Sequence[str]) -> tuple[str, ...]:
     """Cells before a row in its line; a launcher's prefix, which may end with a separator, is none."""
+    if len(parts) > 1 and not parts[0].strip():
+        return tuple(p.strip() for p in parts[1:])
     cells = [p.strip() for p in parts]
     while cells and not cells[-1]:
         cells.pop()
-    return tuple(c for c in cells if c) if len(cells) > 1 or (cells and not parts[0].strip()) else ()
+    return tuple(c for c in cells if c) if len(cells) > 1 else ()
 
 
 def _cell(text: str) -> str:
