@@ -27,6 +27,27 @@ class Failure:
     text: str
 
 
+@dataclass(frozen=True)
+class MemberStatus:
+    """What one member says of itself.  `error` is set, and the rest empty, when it did not answer."""
+
+    endpoint: str
+    version: str = ""
+    member_id: int = 0
+    leader_id: int = 0
+    revision: int = 0
+    db_size_bytes: int = 0
+    db_in_use_bytes: int = 0
+    errors: tuple[str, ...] = ()
+    error: str | None = None
+    quota_bytes: int = 0
+    """Told by etcd 3.6 and later; 0: not told."""
+
+    @property
+    def is_leader(self) -> bool:
+        return self.member_id != 0 and self.member_id == self.leader_id
+
+
 def sender(method: str, request: Any) -> Send:
     """One unary call."""
     return lambda channel, left_s, metadata: channel.call(method, request, left_s, metadata)

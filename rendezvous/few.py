@@ -35,7 +35,8 @@ def ask(d: Draft) -> None:
 def _counts_who_stays(d: Draft) -> bool:
     """One that leaves says whether enough stay, spares among them.  In a large group it goes by the members alone."""
     s = d.s
-    return (s.drain is not None or s.stopping is not None) and s.record is not None and len(s.record.members) <= _SMALL
+    leaves = s.drain is not None or s.stopping is not None or s.view.barred(s.settings.me.node, d.wall) is not None
+    return leaves and s.record is not None and len(s.record.members) <= _SMALL
 
 
 def _few(d: Draft) -> int:

@@ -132,7 +132,8 @@ def _staying(s: State, wall: float) -> int:
     fit = (CandidateState.READY, CandidateState.MEMBER)
     gone = s.leaving | ({s.who} if s.stopping is not None or s.drain is not None else set())
     if not s.view.complete:
-        return sum(not s.view.lost(m.who) and m.who not in gone for m in s.record.members) if s.record else 0
+        members = s.record.members if s.record else ()
+        return sum(not s.view.lost(m.who) and m.who not in gone and s.view.barred(m.node, wall) is None for m in members)
     here = (e for e in s.view.candidates.values() if e.candidate.state in fit and not e.candidate.leaving and e.who not in gone)
     return sum(s.view.barred(e.candidate.node, wall) is None for e in here)
 

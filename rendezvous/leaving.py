@@ -5,6 +5,7 @@ Laws:
    the workers' own end after the signal was passed on; the deadline.  Then the node leaves, whatever else is under way;
  - leaving is told to the group as the verdict `drain`, which is no restart: the others form anew without this node, or,
    when fewer than MIN would be left, all stop, and the run goes on when it is started again;
+ - a member whose node is put into quarantine leaves in the same way, but at once: what it would still commit can't be trusted;
  - while it drains, a member does everything that members do.
 """
 
@@ -74,6 +75,15 @@ def tell_drain(d: Draft, reason: str) -> bool:
         text = f"{own} leaves: {reason}" + (f" ({', '.join(others[:8])} leave too)" if others else "")
         judge(d, incident(d, Cause.DRAIN, text, nodes=(own, *others)))
     return d.s.under_way(Purpose.VERDICT) is not None
+
+
+def quarantined(d: Draft) -> None:
+    """Tell the group if this node is in quarantine.  The verdict then ends the generation for all of them alike, and this
+    agent is refused when it wants to be ready again."""
+    s = d.s
+    entry = s.view.barred(s.settings.me.node, d.wall)
+    if entry is not None and s.judged < s.generation and s.fresh(d.now):
+        tell_drain(d, f"it is in quarantine ({entry.reason or 'no reason given'})")
 
 
 def telling(d: Draft) -> bool:

@@ -14,13 +14,12 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 
 from elastic_health.errors import ConfigError
-from elastic_health.rendezvous.calls_etcd import Failure, Send, grant_request, granter, lease_of, sender
+from elastic_health.rendezvous.calls_etcd import Failure, MemberStatus, Send, grant_request, granter, lease_of, sender
 from elastic_health.rendezvous.channels_etcd import CallFailed, Channel, Channels, Metadata
 from elastic_health.rendezvous.endpoints import TlsFiles, parse_endpoints
 from elastic_health.rendezvous.probe_net import find_member
@@ -48,27 +47,6 @@ _PAUSE_S, _PAUSE_MOST_S = 0.02, 0.5
 _TXN_THREADS = 4
 _HAS_LEADER = ("hasleader", "true")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class MemberStatus:
-    """What one member says of itself.  `error` is set, and the rest empty, when it did not answer."""
-
-    endpoint: str
-    version: str = ""
-    member_id: int = 0
-    leader_id: int = 0
-    revision: int = 0
-    db_size_bytes: int = 0
-    db_in_use_bytes: int = 0
-    errors: tuple[str, ...] = ()
-    error: str | None = None
-    quota_bytes: int = 0
-    """Told by etcd 3.6 and later; 0: not told."""
-
-    @property
-    def is_leader(self) -> bool:
-        return self.member_id != 0 and self.member_id == self.leader_id
 
 
 class EtcdSession:
@@ -321,7 +299,7 @@ class EtcdSession:
         """Can `key`'s state at `revision` still be read, or has it been compacted away?"""
         request = MESSAGES["RangeRequest"](key=encode_key(key), revision=revision, count_only=True)
         try:
-            self._ask(lambda c, left, md: c.call("Range", request, left, md), write=False, timeout_s=timeout_s)
+            self._ask(sender("Range", request), write=False, timeout_s=timeout_s)
         except StoreError as e:
             if "has been compacted" in e.found:
                 return False
@@ -331,7 +309,7 @@ class EtcdSession:
     @property
     def logged_in(self) -> bool:
         """Has etcd taken this session's user?  Not if it has no users, or none was given."""
-        return self._token.held
+        return self._token.given
 
     def close(self) -> None:
         """End watches, threads and connections; calls still waiting end with StoreUnavailable.  Leases are left alone."""

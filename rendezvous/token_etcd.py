@@ -62,7 +62,7 @@ class Token:
             raise
 
     @property
-    def held(self) -> bool:
+    def given(self) -> bool:
         """Has etcd handed out a token?  Not if it has no users."""
         return bool(self._value)
 

@@ -21,7 +21,7 @@ from elastic_health.rendezvous.gather import in_place_formation
 from elastic_health.rendezvous.joining import LEASE_RETRY_S, checking, joining, leave_ended, ready
 from elastic_health.rendezvous.judging import incident, judge
 from elastic_health.rendezvous.lead import lead
-from elastic_health.rendezvous.leaving import leaves, tell_drain
+from elastic_health.rendezvous.leaving import leaves, quarantined, tell_drain
 from elastic_health.rendezvous.loss import lost_members
 from elastic_health.rendezvous.refusal import end_of, ended, stopped, torn_fence
 from elastic_health.rendezvous.serve import may_run, settle_incident
@@ -98,6 +98,7 @@ def _member_common(d: Draft) -> bool:
             d.stop_workers(s.stopping)
             return True
         return False
+    quarantined(d)
     allowed, why = may_run(d)
     if not allowed:
         d.stop_workers(why)

@@ -15,13 +15,14 @@ from elastic_health.config.load_os import read_password, tls_files
 from elastic_health.config.model import StoreSection
 from elastic_health.errors import ConfigError, HealthError
 from elastic_health.preflight.doctor_facts import EtcdFacts, MemberFacts, Trouble
+from elastic_health.rendezvous.calls_etcd import MemberStatus
 from elastic_health.rendezvous.endpoints import Endpoint, TlsFiles, parse_endpoints
 from elastic_health.rendezvous.keys import FleetKeys, RunKeys
 from elastic_health.rendezvous.probe_net import tls_context
 from elastic_health.rendezvous.quarantine import concerning, read
 from elastic_health.rendezvous.rights import explained
 from elastic_health.rendezvous.rights_etcd import check_rights
-from elastic_health.rendezvous.session_etcd import EtcdSession, MemberStatus
+from elastic_health.rendezvous.session_etcd import EtcdSession
 from elastic_health.rendezvous.store import StoreError, StoreRefused
 
 READS = 9

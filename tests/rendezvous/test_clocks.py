@@ -27,6 +27,8 @@ MAY_NAME_THE_WALL_CLOCK = {
     "rendezvous/forming.py": "the same",
     "rendezvous/gather.py": "the same; and stamps the budget",
     "rendezvous/lead.py": "the same",
+    "rendezvous/leaving.py": "the same",
+    "rendezvous/few.py": "the same",
     "rendezvous/judging.py": "stamps records; ages of the budget by `as_seen`",
     "elastic_health/recovery/budget.py": "`as_seen`",
     "agents/incidents.py": "stamps incidents",

@@ -56,3 +56,16 @@ def test_who_was_released_is_not_kept_out_by_what_was(run: Run, one_etcd: EtcdCl
     again = run.start("a", config=PLENTY)
     run.wait_group(1, within_s=LONG)
     run.finish(again, within_s=LONG)
+
+
+def test_a_running_group_goes_on_without_it(run: Run, one_etcd: EtcdCluster) -> None:
+    agents = {n: run.start(n, nnodes="1:3", config=PLENTY) for n in ("a", "b", "c")}
+    first = run.wait_group(3, within_s=LONG)
+    one_etcd.ctl("put", KEYS.quarantined_node("b"), "")
+    began = time.time()
+    told_once(agents["b"])
+    second = run.wait_group(2, after=first[0]["generation"], within_s=LONG)
+    assert {e["node"] for e in second} == {"a", "c"} and all(e["restarts"] == 0 for e in second)
+    barred = next(e["pid"] for e in first if e["node"] == "b")
+    assert run.alive_until(barred) - began < SOON_S, "its workers ended soon"
+    run.finish(agents["a"], agents["c"], within_s=LONG)
