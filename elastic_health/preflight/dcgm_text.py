@@ -98,6 +98,8 @@ class _Table:
             return
         row = self._row(line)
         if row is None:
+            if self.open and not self._feet and "|" in line and (line.rstrip().endswith("|") or "---" in line):
+                self._run_into([cell.strip() for cell in line.split("|")])
             self._plain(line)
         elif row.name.lower() == "diagnostic" and row.value.lower() == "result":
             self._begin(line)
@@ -200,7 +202,7 @@ class _Table:
             if status_of(row.value)[0] is not Status.FAIL:
                 return
         section = self._section.lower()
-        if section == "metadata" and status_of(row.value.rpartition(": ")[2])[0] is Status.UNKNOWN:
+        if section == "metadata" and all(status_of(v)[0] is Status.UNKNOWN for v in (row.value, row.value.rpartition(": ")[2])):
             self._metadata(row)
         elif section == "error summary":
             self._summary_error(row)
@@ -381,9 +383,9 @@ def _attach(test: _Test, gpus: tuple[str, ...], error: DiagError) -> None:
 def _results_of(test: _Test) -> list[TestResult]:
     """The single results, and the test's own line where it says more than they do."""
     worst = max((r.status.rank for r in test.results), default=-1)
-    if test.summary is None or (test.results and test.summary.rank <= worst):
+    if test.summary is None:
         return test.results
-    if test.results and test.summary not in (Status.WARN, Status.FAIL):
+    if test.results and test.summary is not Status.UNKNOWN and (test.summary.rank <= worst or test.summary.rank < Status.WARN.rank):
         return test.results
     return [*test.results, TestResult(test.name, test.category, test.summary, host=test.host)]
 
