@@ -18,8 +18,10 @@ from elastic_health.codec import plain, shown
 from elastic_health.findings import Finding, FindingKind, Level
 from elastic_health.preflight.dcgm import parse_dcgm
 from elastic_health.preflight.fleet import FleetFailure, fleet_wide
+from elastic_health.preflight.nccl_tests import analyze_nccl_tests
 from elastic_health.preflight.nvlink import NvlinkLimits, parse_nvlink
 from elastic_health.preflight.results import CheckResult, Outcome
+from elastic_health.preflight.xid import analyze_xid
 
 WORST_FIRST = (Outcome.FAIL, Outcome.NOT_MEASURED, Outcome.WARN, Outcome.SKIPPED, Outcome.PASS)
 _STATUS: Mapping[Outcome, Code] = MappingProxyType({Outcome.FAIL: Code.UNFIT, Outcome.NOT_MEASURED: Code.NOT_MEASURED})
@@ -53,6 +55,14 @@ def _nvlink_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--links", type=int, metavar="N", help="links that each GPU must have")
 
 
+def _nccl_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--exit-status", type=int, metavar="N", help="with which the test ended (negative: by that signal)")
+
+
+def _xid_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--this-boot", action="store_true", help="leave out what stands before the newest start of a kernel")
+
+
 def _dcgm(text: str, arguments: argparse.Namespace) -> CheckResult:
     return parse_dcgm(text, arguments.exit_status)
 
@@ -62,10 +72,20 @@ def _nvlink(text: str, arguments: argparse.Namespace) -> CheckResult:
     return parse_nvlink(text, limits=limits, expected_gpus=arguments.gpus, expected_links=arguments.links)
 
 
+def _nccl(text: str, arguments: argparse.Namespace) -> CheckResult:
+    return analyze_nccl_tests(text, arguments.exit_status)
+
+
+def _xid(text: str, arguments: argparse.Namespace) -> CheckResult:
+    return analyze_xid(text, this_boot=arguments.this_boot)
+
+
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "dcgm": Kind("output of dcgmi diag or mndiag: JSON or tables, DCGM 2.x to 4.x", _dcgm, _dcgm_options),
         "nvlink": Kind("output of dcgmi nvlink or nvidia-smi nvlink, -s or -e", _nvlink, _nvlink_options),
+        "nccl-tests": Kind("output of nccl-tests (all_reduce_perf and its like), any layout", _nccl, _nccl_options),
+        "xid": Kind("kernel log: dmesg, journalctl -k, syslog or /dev/kmsg", _xid, _xid_options),
     }
 )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from elastic_health.codec import shown
 from elastic_health.errors import BaselineError
 from elastic_health.findings import Level
 from elastic_health.preflight.baselines import MOST_SIZES, Run
+from elastic_health.preflight.nccl_tests import bus_bandwidths, judge_nccl_tests, parse_nccl_tests
 from elastic_health.preflight.results import Outcome
 
 MAX_BYTES = 8 << 20
@@ -99,19 +99,15 @@ def _figures(source: str, values: Mapping[str, Any]) -> dict[int, float]:
 
 def from_nccl_tests(source: str, text: str) -> Run:
     """An output of all_reduce_perf or one of its like; what its own parser finds wrong or missing is kept."""
-    try:
-        tool: Any = importlib.import_module("elastic_health.preflight.nccl_tests")
-    except ModuleNotFoundError as e:
-        raise BaselineError("the parser of nccl-tests", f"none in this version ({e.name})", _DO) from e
-    parsed = tool.parse_nccl_tests(text)
-    result = tool.judge_nccl_tests(parsed)
+    parsed = parse_nccl_tests(text)
+    result = judge_nccl_tests(parsed)
     wrong = tuple(f.reason for f in result.findings if f.level is Level.FAIL)
     cut = result.outcome is Outcome.NOT_MEASURED
     missing = tuple(f.reason for f in result.findings if cut and f.level is Level.WARN) or ((result.summary,) if cut else ())
     notes = tuple(f.reason for f in result.findings if not cut and f.level is Level.WARN)
     version = result.details.get("nccl_version")
     versions = {"nccl": version} if isinstance(version, str) and version else {}
-    return Run(source, tool.bus_bandwidths(parsed), wrong=wrong, missing=missing, notes=notes, versions=versions)
+    return Run(source, bus_bandwidths(parsed), wrong=wrong, missing=missing, notes=notes, versions=versions)
 
 
 READERS: Mapping[str, Reader] = {"json": from_json, "csv": from_csv, "nccl-tests": from_nccl_tests}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import sys
@@ -16,9 +15,6 @@ from elastic_health.cli.main import main
 from tests.etcd_fixture import EtcdCluster, etcd_cluster
 
 pytestmark = [pytest.mark.spec("P2", "U3")]
-NEEDS_PARSER = pytest.mark.skipif(
-    importlib.util.find_spec("elastic_health.preflight.nccl_tests") is None, reason="this tree has no parser of nccl-tests"
-)
 SIZES = [1 << k for k in range(20, 26)]
 
 
@@ -207,7 +203,6 @@ def nccl_output(level: float, wrong: int = 0) -> str:
     return "".join([*lines, f"# Out of bounds values : {wrong} {ok}\n", f"# Avg bus bandwidth    : {level:g} \n", "#\n"])
 
 
-@NEEDS_PARSER
 def test_outputs_of_nccl_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, paths = str(tmp_path / "base.json"), []
     for i, level in enumerate((99.0, 100.0, 101.0)):
@@ -227,7 +222,6 @@ def test_outputs_of_nccl_tests(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert code == Code.BAD_CONFIG and str(path) in err
 
 
-@NEEDS_PARSER
 def test_a_real_output_agrees_with_itself(cases: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     real = cases / "nccl_tests" / "gcm_sample_single_success_output.txt"
     base = str(tmp_path / "base.json")
