@@ -160,12 +160,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "    _peer(d, e.who, up_since=None, down_since=d.now)",
         '    _peer(d, e.who, up_since=None, down_since=d.now, dead=e.reason == "eof")',
     ),
-    "quarantine_ignored_in_place": Mutant(
-        "a rollback in place has the same members, whatever became of them",
-        "rendezvous/gather.py",
-        "    barred = [m.node for m in last.members if s.view.barred(m.node, d.wall) is not None]\n",
-        "    barred: list[str] = []\n",
-    ),
     # ---- ready, member
     "ready_before_preflight": Mutant(
         "the checks of a restart take seconds: `ready` is said meanwhile",
