@@ -181,13 +181,6 @@ MUTANTS: Mapping[str, Mutant] = {
         "    won, winner = r.succeeded, sent.verdict\n",
         "    won, winner = r.succeeded, sent.verdict\n    d.set(peer_verdict=sent.verdict)\n",
     ),
-    "death_while_holding_forgotten": Mutant(
-        "held workers do nothing, so nothing can happen to them",
-        "rendezvous/membership.py",
-        "    mine = d.s.phase in (Phase.STARTING, Phase.RUNNING, Phase.HOLDING) and",
-        "    mine = d.s.phase in (Phase.STARTING, Phase.RUNNING) and",
-        seen=True,
-    ),
     "target_as_it_was_told": Mutant(
         "a rollback's target is the one that the judge named, whatever became of it",
         "rendezvous/judging.py",
