@@ -83,7 +83,7 @@ def test_an_outage_alone_ends_no_generation(seed: int) -> None:
 def test_a_rollback_in_place_interrupted_at_each_step(fault: str, moment: str, target: int, seed: int) -> None:
     strikes = (Strike("halt and roll back", 0.3, "txn commit", 2, -2), Strike(fault, 0.0, moment, 1, target))
     base = replace(setup(seed), nodes=3, least=2, most=3, total=None, every=5, strikes=strikes)
-    o = simulate(seed, base)
+    o = simulate(seed, replace(base, start_over=True, keep=2, reach_steps=10))
     assert not o.broken, show(o)
     assert o.faults[fault] == 1
 
