@@ -311,7 +311,8 @@ def step(view: View, me: Here, since: Since, pace: Pace, now: float) -> Act:
     if view.closed:
         return Over()
     if view.roll is None:
-        return Wait(now + pace.round_s)
+        last = max(since.crowd, since.round) + pace.round_s
+        return Leave("the records of its meeting are gone", "look at the store") if now >= last else Wait(last)
     return _appointment(view, me) or _next(view, me, since, pace, now)
 
 

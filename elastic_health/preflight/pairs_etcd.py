@@ -42,6 +42,8 @@ _RENEWALS = 3.0
 _MARGIN_S = 120.0
 _LONGEST_NAME = 200
 _SETTLES_S = 0.5
+_AGAIN_S = 0.3
+_TRIES = 6
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Hall:
         self._changed = threading.Condition()
         self._kvs: dict[str, KeyValue] = {}
         self._version = 0
+        self._revision = 0
         self._meeting = ""
         self._lease = 0
         self._left = threading.Event()
@@ -98,10 +101,8 @@ class Hall:
         """
         self._lease = self._store.grant(LEASE_S).id
         seat = Put(self._keys.pair_here(self._pool, self.me.node), self._dump(self.me), self._lease)
-        self._sent(Txn((), (seat,)))
-        found = self._store.range(self._keys.pairs(self._pool))
-        self._take(WatchBatch(found.revision, (), True, found.kvs))
-        self._watch = self._store.watch(self._keys.pairs(self._pool), found.revision + 1, self._take)
+        self._sent(Txn((), (seat,)), must=True)
+        self._watch = self._store.watch(self._keys.pairs(self._pool), self._look() + 1, self._take)
         self._renewing = threading.Thread(target=self._renew, name="eh-pair-lease", daemon=True)
         self._renewing.start()
 
@@ -145,15 +146,26 @@ class Hall:
 
     # ---- seeing
 
+    def _look(self) -> int:
+        """Read the pool now; what the watch still has to tell of before is passed over then."""
+        found = self._store.range(self._keys.pairs(self._pool))
+        self._take(WatchBatch(found.revision, (), True, found.kvs))
+        return found.revision
+
     def _take(self, batch: WatchBatch) -> None:
         with self._changed:
+            if batch.revision <= self._revision:
+                return
             if batch.snapshot:
                 self._kvs = {kv.key: kv for kv in batch.kvs}
             for event in batch.events:
+                if event.kv.mod_revision <= self._revision:
+                    continue
                 if event.deleted:
                     self._kvs.pop(event.kv.key, None)
                 else:
                     self._kvs[event.kv.key] = event.kv
+            self._revision = batch.revision
             before, self.view = self.view, self._read_view()
             self.since = noticed(self.since, before, self.view, time.monotonic())
             self._version += 1
@@ -214,7 +226,7 @@ class Hall:
         roll = Put(self._keys.pair_roll(self._pool, meeting), self._dump(Roll(members, lease)), lease)
         moved = tuple(Put(key, self._dump(replace(seat.here, meeting=meeting)), seat.lease) for seat, key in seats)
         same = tuple(Compare(key, Target.MOD, seat.revision) for seat, key in seats)
-        if not self._sent(Txn(same, (roll, *moved))):
+        if self._sent(Txn(same, (roll, *moved))) is False:
             self._store.revoke(lease)
 
     def open(self, act: Open) -> None:
@@ -234,22 +246,34 @@ class Hall:
         self._create(self._keys.pair_told(self._pool, self._meeting, number, self.me.node), told)
 
     def _create(self, key: str, value: object) -> None:
-        roll = self.view.roll
-        absent = tuple(Compare(k, Target.CREATE, 0) for k in dict.fromkeys((key, self._keys.pair_closed(self._pool, self._meeting))))
-        self._sent(Txn(absent, (Put(key, self._dump(value), roll.lease if roll is not None else 0),)))
+        """Until it is answered: a refusal after a lost answer may be of our own write, and means "there already" all the same."""
+        roll, closed = self.view.roll, self._keys.pair_closed(self._pool, self._meeting)
+        absent = tuple(Compare(k, Target.CREATE, 0) for k in dict.fromkeys((key, closed)))
+        txn = Txn(absent, (Put(key, self._dump(value), roll.lease if roll is not None else 0),))
+        for left in reversed(range(_TRIES)):
+            if self._sent(txn, must=not left) is not None:
+                return
 
-    def _sent(self, txn: Txn) -> bool:
-        """Send, and see the outcome: what is decided next is decided on a view that has it.  A lost answer counts as refused."""
-        seen = self._version
+    def _sent(self, txn: Txn, *, must: bool = False) -> bool | None:
+        """Send, and see it: the next decision is made on a view that has the outcome.  None: it may land or not.
+
+        Raises:
+            StoreError: of all kinds; where the answer is lost only with `must`.
+        """
         try:
-            done = self._store.txn(txn).succeeded
+            done = self._store.txn(txn)
         except (StoreAmbiguous, StoreUnavailable):
-            if self._watch is None:
+            if must:
                 raise
-            done = False
-        if self._watch is not None:
-            self.wait(seen, time.monotonic() + _SETTLES_S)
-        return done
+            self._left.wait(_AGAIN_S)
+            return None
+        if self._watch is not None and not (done.succeeded and self._sees(done.revision)):
+            self._look()
+        return done.succeeded
+
+    def _sees(self, revision: int) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._revision >= revision, _SETTLES_S)
 
     def _dump(self, value: object) -> bytes:
         return dump(value, at=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"), by=self.me.node)
