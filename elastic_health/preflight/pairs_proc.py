@@ -104,7 +104,7 @@ class _Visit:
         self.hall = Hall(store, keys, pool, me, self._seen)
         self._cancel = cancel
         self._lock = threading.Lock()
-        self._partner = ""
+        self._with = (0, "")
         self._order: Order | None = None
         self._ended = Order()
         self._relay = threading.Thread(target=self._pass_on, name="eh-pair-cancel", daemon=True)
@@ -129,11 +129,11 @@ class _Visit:
         return self._cancel.is_set()
 
     @contextlib.contextmanager
-    def with_partner(self, partner: str) -> Iterator[Order]:
-        """An order that is given when the partner dies or the agent is told to stop."""
+    def with_partner(self, number: int, partner: str) -> Iterator[Order]:
+        """An order that is given when the partner dies or can't measure, or the agent is told to stop."""
         order = Order()
         with self._lock:
-            self._partner, self._order = partner, order
+            self._with, self._order = (number, partner), order
         self._seen(self.hall.view)
         if self.cancelled:
             order.give()
@@ -141,12 +141,20 @@ class _Visit:
             yield order
         finally:
             with self._lock:
-                self._partner, self._order = "", None
+                self._order = None
             order.close()
+
+    def why_ended(self) -> str:
+        """Why the order was given."""
+        if self.cancelled:
+            return "the agent was told to stop"
+        return GONE if not self.hall.view.alive(self._with[1]) else "its partner could not measure"
 
     def _seen(self, view: View) -> None:
         with self._lock:
-            if self._order is not None and not view.alive(self._partner):
+            told = view.told.get(self._with)
+            failed = told is not None and bool(told.failed) and not told.broke
+            if self._order is not None and (failed or not view.alive(self._with[1])):
                 self._order.give()
 
     def _pass_on(self) -> None:
@@ -208,10 +216,10 @@ class _Measuring:
     def meet(self, act: Meet, deadline: float) -> Told:
         """What this node has to tell of an appointment; it takes `round_s` at most."""
         ends = min(deadline, time.monotonic() + self.rules.round_s)
-        with self.visit.with_partner(act.partner.node) as order:
+        with self.visit.with_partner(act.number, act.partner.node) as order:
             told = self._host(act, order, ends) if act.host else self._guest(act, order, ends)
-            if order.is_set():
-                return Told(told.figures, told.wrong, failed="the agent was told to stop" if self.visit.cancelled else GONE)
+            if order.is_set() and not told.measured:
+                return Told(told.figures, told.wrong, failed=self.visit.why_ended())
             return told
 
     def _host(self, act: Meet, order: Order, ends: float) -> Told:

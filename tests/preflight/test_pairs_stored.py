@@ -272,6 +272,7 @@ def test_a_bad_node_is_named(one_etcd: EtcdCluster, tmp_path: Path, nodes: str, 
     assert fleet.nothing_is_left()
 
 
+@pytest.mark.slow
 def test_a_node_whose_pairs_never_end_is_named_and_nothing_runs_on(one_etcd: EtcdCluster, tmp_path: Path) -> None:
     fleet = Fleet(one_etcd, tmp_path, {"ab": "hang", "bc": "hang"}, None)
     results = fleet.all("abc", round_s=3)
@@ -283,8 +284,8 @@ def test_a_node_whose_pairs_never_end_is_named_and_nothing_runs_on(one_etcd: Etc
 @pytest.mark.parametrize("word", ["crash", "absent"])
 def test_a_benchmark_that_breaks_has_measured_nothing(one_etcd: EtcdCluster, tmp_path: Path, word: str) -> None:
     fleet = Fleet(one_etcd, tmp_path, {"ab": word, "ac": word, "bc": word}, base(10.0))
-    results = fleet.all("abc", round_s=4)
-    assert set(outcomes(results).values()) == {"not_measured"}, results
+    results = fleet.all("abc")
+    assert set(outcomes(results).values()) == {"not_measured"} and max(r.seconds for r in results.values()) < 12, results
     assert not {x for r in results.values() for f in r.findings for x in f.nodes}
 
 
