@@ -218,7 +218,7 @@ def _how(ran: Ran) -> str:
 
 
 def run_of_bench(text: str, source: str) -> Run:
-    """A run of the built-in benchmark, or of nccl-tests across a pair, for `baselines.combine`."""
+    """A run of the built-in benchmark, for `baselines.combine`."""
     bench = read_bench(text)
     wrong = tuple(f"{count} wrong elements of {size} bytes" for size, count in sorted(bench.wrong.items()))
     missing = () if bench.done else ("the benchmark did not come to its end",)

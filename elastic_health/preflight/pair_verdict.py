@@ -276,7 +276,7 @@ def _of_others(node: str, found: Blame) -> Iterator[Finding]:
 def _how(edges: Sequence[Edge], baseline: Baseline | None, found: Blame) -> Iterator[Finding]:
     if baseline is None and found.fit:
         reason = "no baseline of pairs: compared with the other pairs of this meeting, so what all share was not seen"
-        advice = f"record one on good nodes: elastic-health baseline record {CHECK}"
+        advice = f"record one on good nodes: elastic-health baseline record --check {CHECK}"
         yield Finding(FindingKind.NOTE, reason, level=Level.NOTE, advice=advice)
 
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 
 from elastic_health.codec import build
+from elastic_health.errors import BaselineError
 from elastic_health.preflight import baselines_etcd
 from elastic_health.preflight.baselines import Baseline
 from elastic_health.preflight.checks import Cancel, CheckSpec, Context, Runner
@@ -39,7 +40,7 @@ from elastic_health.preflight.pairs_etcd import Hall, pool_of
 from elastic_health.preflight.results import CheckResult, not_measured
 from elastic_health.preflight.tool import skipped
 from elastic_health.preflight.tool_proc import run_for
-from elastic_health.rendezvous.keys import FleetKeys
+from elastic_health.rendezvous.keys import FleetKeys, check_segment
 from elastic_health.rendezvous.store import Store, StoreError
 
 Baselines = Callable[[Context], Baseline | None]
@@ -72,21 +73,24 @@ def pair_runner(
         return baselines_etcd.read(store, keys, context.node_type, CHECK) if context.node_type else None
 
     def run(spec: CheckSpec, context: Context, cancel: Cancel) -> CheckResult:
+        deadline = time.monotonic() + spec.time_limit_s - MARGIN_S
         rules = checked(build(PairRules, dict(spec.parameters), f"check {spec.name}"), spec.name)
         rules = dataclasses.replace(rules, expect=rules.expect or expect)
         if not host:
             return skipped(spec, "no address at which other nodes reach this one", "pass --local-addr")
         me = Here(context.node, tokens.token_hex(8), host)
-        pool = rules.pool or pool_of(context.run, context.node_type)
+        pool = check_segment("pool", rules.pool) if rules.pool else pool_of(context.run, context.node_type)
         try:
+            good = (baselines or stored)(context)
             with _Visit(store, keys, pool, me, cancel) as visit:
                 measuring = _Measuring(spec, context, rules, visit, secrets, python)
-                left = _go(visit, rules, measuring, time.monotonic() + spec.time_limit_s - MARGIN_S)
+                left = _go(visit, rules, measuring, deadline)
             if left is not None:
                 return not_measured(spec.name, left.reason, advice=left.advice)
             ratios = {"min_ratio": rules.min_ratio, "meeting_ratio": rules.meeting_ratio}
-            good = (baselines or stored)(context)
             return judge_pairs(visit.hall.view, context.node, good, check=spec.name, fewest=rules.fewest_sizes, **ratios)
+        except BaselineError as error:
+            return not_measured(spec.name, f"its baseline can't be used: {error}", advice=error.do)
         except StoreError as error:
             advice = f"look at the store, and at the rights below {keys.prefix}pairs/"
             return not_measured(spec.name, f"no meeting with other nodes: {error}", advice=advice)

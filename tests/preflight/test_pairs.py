@@ -175,6 +175,11 @@ def test_a_silent_one_is_waited_for_until_the_round_is_over_and_then_left_out() 
     assert present(view) == {"a", "b", "c"}
 
 
+def test_a_meeting_whose_records_are_gone_is_left() -> None:
+    view = View(seats("a", "b", meeting="m"))
+    assert at(view, "a", 19) == Wait(20) and isinstance(at(view, "a", 20), Leave)
+
+
 def test_routes_are_spelled_as_quarantine_spells_them() -> None:
     assert route(("b", "a")) == route(("a", "b")) == "a+b"
 

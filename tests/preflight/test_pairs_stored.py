@@ -15,6 +15,7 @@ import pytest
 
 from elastic_health.findings import FindingKind
 from elastic_health.preflight.baselines import Baseline, Provenance, Run, combine
+from elastic_health.preflight.baselines_etcd import write
 from elastic_health.preflight.checks import CheckSpec, Context, Kind, Stage
 from elastic_health.preflight.command_proc import Order
 from elastic_health.preflight.gate_proc import run_stage
@@ -105,10 +106,10 @@ def drive(there: list[Hall], meet: Callable[[Hall, Meet], Told | None], within_s
                     hall.tell(act.number, told)
             else:
                 assert isinstance(act, Form | Open | Close | Tell), act
-                write(hall, act)
+                put(hall, act)
 
 
-def write(hall: Hall, act: Form | Open | Close | Tell) -> None:
+def put(hall: Hall, act: Form | Open | Close | Tell) -> None:
     if isinstance(act, Form):
         hall.form(act, PACE)
     elif isinstance(act, Open):
@@ -223,7 +224,9 @@ def base(value: float, sizes: tuple[int, ...] = (1048576, 4194304, 16777216, 671
 
 
 class Fleet:
-    """Nodes on loopback addresses: the first is 127.0.1.1."""
+    """Nodes on loopback addresses: the first is 127.0.1.1.  `stored`: their baseline is the store's."""
+
+    stored = False
 
     def __init__(self, etcd: EtcdCluster, folder: Path, table: Mapping[str, object], baseline: Baseline | None) -> None:
         self.etcd, self.baseline = etcd, baseline
@@ -241,7 +244,8 @@ class Fleet:
         store = EtcdSession.connect(self.etcd.endpoints, timeout_s=10)
         parameters = {"wait_s": 15, "settle_s": 0.5, "round_s": 12, **more}
         spec = CheckSpec("pair", Kind.PAIR, frozenset(Stage), time_limit_s=limit_s, parameters=parameters)
-        runner = pair_runner(store, self.host(node), baselines=lambda context: self.baseline, python=str(self.python))
+        own = None if self.stored else lambda context: self.baseline
+        runner = pair_runner(store, self.host(node), baselines=own, python=str(self.python))
         try:
             return run_stage([spec], Context(Stage.JOIN, node, "r", "box"), {Kind.PAIR: runner}, total_s=limit_s, cancel=cancel)[0]
         finally:
@@ -325,6 +329,21 @@ def test_a_store_that_is_gone_a_wrong_rule_and_no_address(one_etcd: EtcdCluster,
     down = pair_runner(server, "127.0.0.1")(spec, Context(Stage.JOIN, "a"), Order())
     assert down.outcome is Outcome.NOT_MEASURED and "no meeting" in down.summary
     assert pair_runner(server, "")(spec, Context(Stage.JOIN, "a"), Order()).outcome is Outcome.SKIPPED
+
+
+def test_the_stored_baseline_of_the_node_type_is_used_and_a_broken_one_is_said(one_etcd: EtcdCluster, tmp_path: Path) -> None:
+    fleet = Fleet(one_etcd, tmp_path, {}, None)
+    fleet.stored = True
+    store = EtcdSession.connect(one_etcd.endpoints, timeout_s=10)
+    write(store, KEYS, base(10.0), at="2026-01-01T00:00:00Z", by="n")
+    assert set(outcomes(fleet.all("ab")).values()) == {"pass"}
+    write(store, KEYS, base(20.0), at="2026-01-01T00:00:00Z", by="n", force=True)
+    results = fleet.all("ab")
+    assert set(outcomes(results).values()) == {"not_measured"} and results["a"].details["suspects"] == ["a", "b"]
+    store.txn(Txn((), (Put(KEYS.baseline("box", CHECK), b"[]"),)))
+    broken = fleet.check("a")
+    assert broken.outcome is Outcome.NOT_MEASURED and "baseline" in broken.summary and broken.seconds < 5
+    store.close()
 
 
 def test_a_port_that_is_taken_is_said(one_etcd: EtcdCluster, tmp_path: Path) -> None:
