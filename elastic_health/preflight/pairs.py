@@ -304,7 +304,11 @@ def step(view: View, me: Here, since: Since, pace: Pace, now: float) -> Act:
     """What this node does next."""
     seat = view.seats.get(me.node)
     if seat is None or seat.here.incarnation != me.incarnation:
-        why = "another process of this name has come" if seat is not None else "its lease has ended"
+        why = (
+            "another process of this name has come"
+            if seat is not None
+            else "its lease has ended, or the store was out of reach for as long"
+        )
         return Leave(f"it lost its place among the nodes that wait: {why}", "give each agent a node name of its own; look at the store")
     if not seat.here.meeting:
         return _gather(view, seat, since, pace, now)

@@ -43,7 +43,7 @@ _MARGIN_S = 120.0
 _LONGEST_NAME = 200
 _SETTLES_S = 0.5
 _AGAIN_S = 0.3
-_TRIES = 6
+_TRIES = 4
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def pool_of(run: str, node_type: str) -> str:
 
 
 class Hall:
-    """One node's place in a pool, from `enter` to `leave`.  `view` and `since` change while `wait` waits.
+    """One node's place in a pool, from `enter` to `leave`.  `view` and `since` change while `wait` waits; `lost`: the seat is.
 
     Args:
         on_change: told the new view, from a thread of the store's.
@@ -84,6 +84,7 @@ class Hall:
         self._revision = 0
         self._meeting = ""
         self._lease = 0
+        self.lost = False
         self._left = threading.Event()
         self._renewing: threading.Thread | None = None
         self._watch: Any = None
@@ -113,9 +114,10 @@ class Hall:
             self._watch.close()
         if self._renewing is not None:
             self._renewing.join(LEASE_S)
+        if self.lost or not self._lease:
+            return
         try:
-            if self._lease:
-                self._store.revoke(self._lease)
+            self._store.revoke(self._lease)
             self._clear()
         except StoreError:
             return
@@ -135,14 +137,26 @@ class Hall:
         return seat is not None and seat.incarnation == member.incarnation
 
     def _renew(self) -> None:
-        pause_s = LEASE_S / _RENEWALS
+        pause_s, last = LEASE_S / _RENEWALS, time.monotonic()
         while not self._left.wait(pause_s):
+            sent = time.monotonic()
             try:
                 self._store.renew(self._lease, timeout_s=pause_s)
+                last = sent
             except LeaseGone:
-                return  # the seat is gone with it, which the watch tells
+                return self._lose()
             except StoreError:
-                continue
+                if time.monotonic() - last > LEASE_S:  # the others have missed this node by now
+                    return self._lose()
+
+    def _lose(self) -> None:
+        """The seat is lost, also where nobody can tell this node so."""
+        with self._changed:
+            self.lost = True
+            self.view = view = self._read_view()
+        self.wake()
+        if self._on_change is not None:
+            self._on_change(view)
 
     # ---- seeing
 
@@ -181,7 +195,7 @@ class Hall:
             here = _read(Here, kv) if key.startswith(prefix) else None
             if here is not None and key == self._keys.pair_here(self._pool, here.node):
                 seats[here.node] = Seat(here, kv.create_revision, kv.mod_revision, kv.lease)
-        mine = seats.get(self.me.node)
+        mine = seats.pop(self.me.node, None) if self.lost else seats.get(self.me.node)
         if mine is not None and mine.here.incarnation == self.me.incarnation:
             self._meeting = mine.here.meeting
         return self._with_meeting(seats, self._meeting) if self._meeting else View(seats)

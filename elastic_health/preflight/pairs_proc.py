@@ -158,7 +158,8 @@ class _Visit:
         with self._lock:
             told = view.told.get(self._with)
             failed = told is not None and bool(told.failed) and not told.broke
-            if self._order is not None and (failed or not view.alive(self._with[1])):
+            there = view.alive(self._with[1]) and view.alive(self.hall.me.node)
+            if self._order is not None and (failed or not there):
                 self._order.give()
 
     def _pass_on(self) -> None:
@@ -189,7 +190,9 @@ def _go(visit: _Visit, rules: PairRules, measuring: _Measuring, deadline: float)
         if isinstance(act, Wait):
             hall.wait(seen, min(act.until, deadline))
         elif isinstance(act, Meet):
-            hall.tell(act.number, measuring.meet(act, deadline))
+            told = measuring.meet(act, deadline)
+            if not hall.lost:
+                hall.tell(act.number, told)
         else:
             _write(hall, act, rules)
 

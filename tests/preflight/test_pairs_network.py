@@ -173,3 +173,17 @@ def test_a_node_that_is_killed_in_the_middle_takes_nobody_with_it(tmp_path: Path
         measured = [pair["route"] for pair in one(results, "pairs") if pair["state"] == "good"]
         assert sorted(route for route in measured if "d" not in route) == ["a+b", "a+c", "b+c"], "its partners have met each other"
         nothing_left(there)
+
+
+def test_a_machine_that_is_cut_off_in_the_middle_is_missed_and_gives_up_itself(tmp_path: Path) -> None:
+    names = ("a", "b", "c", "d")
+    with nodes(tmp_path, *names) as there:
+        there.start(names)
+        told = f"{KEYS.pairs(POOL)}meetings/"
+        wait_until(lambda: "/offers/" in there.net.ctl("get", "--prefix", "--keys-only", told), "a pair is about to measure", 180)
+        there.net.do("hub", *"ip link set to-d down".split())
+        began = time.monotonic()
+        results = there.results(names)
+        assert outcomes(results) == {"a": "pass", "b": "pass", "c": "pass", "d": "not_measured"}, results
+        assert blamed(results) == set()
+        assert time.monotonic() - began < 150, "nobody has waited for the check's own limit"

@@ -21,7 +21,7 @@ from elastic_health.preflight.command_proc import Order
 from elastic_health.preflight.gate_proc import run_stage
 from elastic_health.preflight.pair_verdict import CHECK, judge_pairs
 from elastic_health.preflight.pairs import Close, Form, Here, Meet, Open, Over, Pace, Tell, Told, Wait, step
-from elastic_health.preflight.pairs_etcd import Hall, pool_of
+from elastic_health.preflight.pairs_etcd import LEASE_S, Hall, pool_of
 from elastic_health.preflight.pairs_proc import pair_runner
 from elastic_health.preflight.results import CheckResult, Outcome
 from elastic_health.rendezvous.keys import FleetKeys
@@ -207,6 +207,16 @@ def test_lost_answers_change_nothing() -> None:
         for hall in there:
             hall.leave()
     assert keys(MemorySession(server)) == []
+
+
+@pytest.mark.slow
+def test_who_can_not_renew_gives_up_though_nobody_can_tell_it_so() -> None:
+    session = MemorySession(MemoryStore())
+    hall = Hall(session, KEYS, POOL, Here("a", "a", "127.0.0.1"))
+    hall.enter()
+    session.set_down(True)
+    wait_until(lambda: "lost its place" in str(step(hall.view, hall.me, hall.since, PACE, time.monotonic())), "it knows", 3 * LEASE_S)
+    hall.leave()
 
 
 def test_pools_are_apart_and_names_fit_in_a_key() -> None:
