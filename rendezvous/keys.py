@@ -89,6 +89,39 @@ class FleetKeys:
         """Created once, by the check of a node whose own vote wasn't needed for it."""
         return f"{self.canary(fingerprint)}learned"
 
+    def pairs(self, pool: str) -> str:
+        """Where nodes of one pool meet for the pair check; `pool` must have passed `check_segment`."""
+        return f"{self.prefix}pairs/{pool}/"
+
+    def pairs_here(self, pool: str) -> str:
+        """Who is there, each under its own lease."""
+        return f"{self.pairs(pool)}here/"
+
+    def pair_here(self, pool: str, node: str) -> str:
+        return f"{self.pairs_here(pool)}{node}"
+
+    def pair_meeting(self, pool: str, meeting: str) -> str:
+        """All records of one meeting, under its lease: `roll`, `rounds/<k>`, `offers/<k>.<node>`, `told/<k>.<node>`, `closed`."""
+        return f"{self.pairs(pool)}meetings/{meeting}/"
+
+    def pair_roll(self, pool: str, meeting: str) -> str:
+        return f"{self.pair_meeting(pool, meeting)}roll"
+
+    def pair_round(self, pool: str, meeting: str, k: int) -> str:
+        return f"{self.pair_meeting(pool, meeting)}rounds/{number(k)}"
+
+    def pair_offer(self, pool: str, meeting: str, k: int, node: str) -> str:
+        """Where the host of a pair is to be reached."""
+        return f"{self.pair_meeting(pool, meeting)}offers/{number(k)}.{node}"
+
+    def pair_told(self, pool: str, meeting: str, k: int, node: str) -> str:
+        """What a node tells of its appointment."""
+        return f"{self.pair_meeting(pool, meeting)}told/{number(k)}.{node}"
+
+    def pair_closed(self, pool: str, meeting: str) -> str:
+        """There when the meeting has ended; nothing is told afterwards."""
+        return f"{self.pair_meeting(pool, meeting)}closed"
+
     @property
     def runs(self) -> str:
         return f"{self.prefix}runs/"

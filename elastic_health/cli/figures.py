@@ -1,4 +1,4 @@
-"""Files of measured figures, read for `baseline`: outputs of nccl-tests, or sizes and figures as JSON or CSV."""
+"""Files of measured figures, read for `baseline`: outputs of nccl-tests or of our own all-reduce, or sizes and figures as JSON or CSV."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from elastic_health.errors import BaselineError
 from elastic_health.findings import Level
 from elastic_health.preflight.baselines import MOST_SIZES, Run
 from elastic_health.preflight.nccl_tests import bus_bandwidths, judge_nccl_tests, parse_nccl_tests
+from elastic_health.preflight.pair_bench import run_of_bench
 from elastic_health.preflight.results import Outcome
 
 MAX_BYTES = 8 << 20
@@ -48,6 +49,8 @@ def _text(path: str, source: str) -> str:
 
 def _form_of(text: str) -> str:
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if first.startswith('{"started"'):
+        return "pair"
     if first.startswith("{"):
         return "json"
     return "csv" if first.replace(" ", "").lower().startswith("size,") else "nccl-tests"
@@ -110,4 +113,12 @@ def from_nccl_tests(source: str, text: str) -> Run:
     return Run(source, bus_bandwidths(parsed), wrong=wrong, missing=missing, notes=notes, versions=versions)
 
 
-READERS: Mapping[str, Reader] = {"json": from_json, "csv": from_csv, "nccl-tests": from_nccl_tests}
+def from_pair(source: str, text: str) -> Run:
+    """An output of `python -m elastic_health.preflight.pairs_torch`."""
+    run = run_of_bench(text, source)
+    if not run.values:
+        raise BaselineError("figures of pairs_torch", f"{source}: none", _DO)
+    return run
+
+
+READERS: Mapping[str, Reader] = {"json": from_json, "csv": from_csv, "nccl-tests": from_nccl_tests, "pair": from_pair}

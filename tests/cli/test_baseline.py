@@ -184,6 +184,29 @@ def test_in_etcd(etcd: EtcdCluster, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(capsys, "show", "--node-type", "nosuch", *where)[0] == Code.NOT_FOUND
 
 
+# ---- outputs of our own all-reduce
+
+
+def pair_output(level: float, wrong: int = 0, end: str = '{"done": true}') -> str:
+    rows = "".join(f'{{"size": {4**k}, "busbw": {level * k}, "wrong": {wrong}}}\n' for k in range(5, 9))
+    return f'{{"started": true, "left_s": 29.0}}\n{{"connected": true, "backend": "gloo"}}\n{rows}{end}\n'
+
+
+@pytest.mark.spec("P3")
+def test_outputs_of_the_pair_benchmark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("1", pair_output(1.0)), ("2", pair_output(1.02)), ("3", pair_output(0.99))):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "wrong").write_text(pair_output(1.0, wrong=2))
+    (tmp_path / "cut").write_text(pair_output(1.0, end=""))
+    place = ["--check", "pair", "--node-type", "box", "--file", str(tmp_path / "base")]
+    runs = [str(tmp_path / name) for name in "123"]
+    for bad in ("wrong", "cut"):
+        assert main(["baseline", "record", *runs[:2], str(tmp_path / bad), *place]) == Code.BAD_CONFIG
+        assert "expected" in capsys.readouterr().err
+    assert main(["baseline", "record", *runs, *place]) == 0
+    assert main(["baseline", "compare", runs[0], *place]) == 0 and "pass: pair" in capsys.readouterr().out
+
+
 # ---- outputs of nccl-tests
 
 HEAD = "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
