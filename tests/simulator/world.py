@@ -288,6 +288,8 @@ class World:
         self.stepped_at = self.clockwork.now
         if self._stepped_at_due():
             rank0.feed(ev.PublishAsked(self.keys.progress, str(lead.generation).encode()))
+            if rank0.crew is not lead:
+                return  # a fault struck just there
         position = outside(first.position, g.plan.windows)
         if self.total is not None and position >= self.total:
             self._end(team, rank0, lead, g.plan.step)
