@@ -31,7 +31,7 @@ pytestmark = pytest.mark.spec("P5")
 
 @pytest.mark.parametrize(
     ("available_gib", "outcome"),
-    [(100.0, Outcome.PASS), (25.7, Outcome.PASS), (25.5, Outcome.WARN), (1.0, Outcome.WARN), (0.9, Outcome.FAIL)],
+    [(100.0, Outcome.PASS), (25.7, Outcome.PASS), (25.5, Outcome.WARN), (0.25, Outcome.WARN), (0.2, Outcome.FAIL)],
 )
 def test_memory(available_gib: float, outcome: Outcome) -> None:
     result = judged(HostFacts(memory=Memory(256 * GIB, int(available_gib * GIB))))
@@ -39,7 +39,7 @@ def test_memory(available_gib: float, outcome: Outcome) -> None:
     if outcome is not Outcome.PASS:
         found = only(result)
         assert found.kind is FindingKind.LOW_RESOURCE and found.unit == "GiB" and found.advice
-        assert found.measured == pytest.approx(available_gib) and found.required == pytest.approx(1.0 if outcome is Outcome.FAIL else 25.6)
+        assert found.measured == pytest.approx(available_gib) and found.required == pytest.approx(0.25 if outcome is Outcome.FAIL else 25.6)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,15 @@ def test_memory(available_gib: float, outcome: Outcome) -> None:
     [
         (Space("/scratch", 1000 * GIB, 500 * GIB), Outcome.PASS),
         (Space("/scratch", 1000 * GIB, 99 * GIB), Outcome.WARN),
-        (Space("/scratch", 5 * GIB, GIB // 2), Outcome.FAIL),
+        (Space("/scratch", 5 * GIB, GIB * 0.9), Outcome.WARN),
+        (Space("/scratch", 5 * GIB, GIB // 10), Outcome.FAIL),
         (Space("/scratch", 1000 * GIB, 500 * GIB, 1000, 49), Outcome.WARN),
         (Space("/scratch", 1000 * GIB, 500 * GIB, 0, 0), Outcome.PASS),
         (Space("/scratch", 1000 * GIB, 500 * GIB, read_only=True), Outcome.FAIL),
         (Space("/scratch", error="No such file or directory"), Outcome.FAIL),
         (Space("/dev/shm", 64 * MIB, 64 * MIB), Outcome.WARN),
-        (Space("/dev/shm", 64 * MIB, 31 * MIB), Outcome.FAIL),
+        (Space("/dev/shm", 16 * MIB, 5 * MIB), Outcome.WARN),
+        (Space("/dev/shm", 64 * MIB, 3 * MIB), Outcome.FAIL),
         (Space("/dev/shm", 24 * GIB, 2 * GIB), Outcome.PASS),
     ],
 )
