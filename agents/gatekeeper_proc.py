@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("elastic_health")
 END_S = 1.0
 """At the agent's end: what running checks may take to end; after that their reapers see to them."""
+SETTLE_S = 5.0
+"""And what the store may take to hear of a decision."""
 
 
 class Gatekeeper:
@@ -65,6 +67,7 @@ class Gatekeeper:
         self._current: Order | None = None
         self._spare: Order | None = None
         self._thread: threading.Thread | None = None
+        self._decided = threading.Event()
         self._repaired = environ.get(REPAIRED, "") not in ("", "0")
 
     def preflight(self, stage: str) -> None:
@@ -73,6 +76,7 @@ class Gatekeeper:
         if not self._policy.at(Stage(stage)) and not self._policy.at(Stage.AFTER_REPAIR):
             self._post(ev.PreflightDone(True))
             return
+        self._decided.clear()
         with self._lock:
             self._current, self._spare = self._spare or Order(), None
             order = self._current
@@ -83,7 +87,7 @@ class Gatekeeper:
         """The agent ends: so do all checks."""
         self._cancel()
         if self._thread is not None:
-            self._thread.join(END_S)
+            self._thread.join(SETTLE_S if self._decided.is_set() else END_S)
 
     def left_quarantined(self) -> None:
         """The agent leaves because its node is in quarantine; the next admission is one after a repair."""
@@ -104,6 +108,7 @@ class Gatekeeper:
         try:
             decision = self._decide(order, stage)
             if not order.is_set():
+                self._decided.set()
                 self._carry_out(order, decision)
         except Exception:  # whatever it is, it is no fault of the node's
             log.exception("preflight: the gate itself broke; %s", "this node is let in unchecked" if decision is None else "it has decided")
@@ -154,8 +159,9 @@ class Gatekeeper:
                 self._settle(decision)
             return
         self._record(decision)
-        self._settle(decision)
+        # Answered before it may be put into quarantine, which would end the agent too, but with that status.
         self._answer(order, decision.verdict.lets_in, f"this node failed its preflight ({decision.stage.value}): {decision.reason}")
+        self._settle(decision)
 
     def _answer(self, order: Order, fit: bool, reason: str) -> None:
         with self._lock:
