@@ -52,7 +52,7 @@ def canary_runner(stored: Stored, secrets: Collection[str] = ()) -> Runner:
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         if not gpu_devices() and not os.path.exists(_AMD):
             return check_canary(fleet, _on_cpu(), context.node, at=at)
-        environment = cleaned(os.environ, secrets) | ENVIRONMENT
+        environment = {**cleaned(os.environ, secrets), **ENVIRONMENT}
         ran = run_command(Command(tuple(COMMAND), environment, spec.time_limit_s), cancel)
         return judged(spec, ran, lambda ran: check_canary(fleet, read_report(ran.stdout), context.node, at=at))
 
