@@ -73,7 +73,8 @@ class Gatekeeper:
     def preflight(self, stage: str) -> None:
         """Begin; what still runs of an older one is ended and not answered."""
         self._cancel()
-        if not self._policy.at(Stage(stage)) and not self._policy.at(Stage.AFTER_REPAIR):
+        possible = (Stage.JOIN, Stage.AFTER_REPAIR) if stage == Stage.JOIN.value else (Stage(stage),)
+        if not any(self._policy.at(one) for one in possible):
             self._post(ev.PreflightDone(True))
             return
         self._decided.clear()

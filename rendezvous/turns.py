@@ -246,7 +246,7 @@ def _stopping(d: Draft) -> None:
         return leave_ended(d, over)
     if s.stopping is not None:
         return d.leave(ExitStatus.STOPPED if "can't be ended" not in s.stopping else ExitStatus.UNFIT_NODE, s.stopping)
-    d.set(stage="join" if s.ended is not None and _blamed(s.ended, s.settings.me.node) else "restart")
+    d.set(stage="join" if s.ended is not None and s.ended.blames(s.settings.me.node) else "restart")
     if not s.fresh(d.now):
         return d.rejoin()
     d.set(
@@ -258,11 +258,6 @@ def _stopping(d: Draft) -> None:
         joined_at=d.now,  # its patience begins anew, also when its lease ends right after this
     )
     d.go(Phase.CHECKING)
-
-
-def _blamed(v: Verdict, node: str) -> bool:
-    """Was it the node itself that was lost, or that had a device error?  A program's end names a node too, and blames none."""
-    return node in v.nodes and (v.cause is Cause.LOST_MEMBER or v.signature.startswith("device_error"))
 
 
 def _left(d: Draft) -> None:

@@ -84,6 +84,11 @@ def test_without_checks_the_answer_is_there_at_once() -> None:
     assert gate.answers.get_nowait() == ev.PreflightDone(True) and gate.standing() is None
 
 
+def test_own_checks_of_one_stage_alone(tmp_path: Path) -> None:
+    gate = Gate(check(tmp_path, "exit 1").replace("[join, restart, after_repair]", "[after_repair]"))
+    assert gate.answer("restart").fit and gate.answer("join").fit
+
+
 def test_a_fit_node_is_let_in_and_remembered(tmp_path: Path) -> None:
     gate = Gate(check(tmp_path, "exit 0"))
     assert gate.answer() == ev.PreflightDone(True)
