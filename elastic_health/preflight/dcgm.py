@@ -145,7 +145,7 @@ def _no_results(run: DiagRun, output: str, stderr: str) -> tuple[str, str, bool]
     if skipped:
         advice = "see `dcgmi diag -v` for the reasons; this GPU may not be supported"
         return f"every test was skipped: {', '.join(skipped[:8])}", advice, True
-    said = next((line.strip() for text in (*run.errors, stderr) for line in text.split("\n") if line.strip()), "")
+    said = next((" ".join(text.split()) for text in (*run.errors, stderr[:4096]) if text.strip()), "")
     if said:
         return f"dcgmi gave no results: {said[:300]}", "read the message, nv-hostengine.log and nvvs.log; is the host engine running?", True
     if run.torn:

@@ -21,6 +21,7 @@ _KEYS = frozenset((*ROOTS, "test_categories", "tests", "results", "test_summary"
 _HINT = re.compile("|".join(re.escape(word) for word in (*sorted(_KEYS), "| Diagnostic ")))
 _STATUS_KEYS = ("status", "entity_status", "state", "result")
 _TEST_KEYS = frozenset(("results", "test_summary", "status"))
+_READ_ELSEWHERE = frozenset(("entity_groups", "results", "test_summary", "warnings", "info", "mpi_error", "errors"))
 _MAX_TEXT = 2000
 _MOST_RESULTS = 100_000
 _NESTED = ("test_categories", "| Diagnostic ")
@@ -96,20 +97,18 @@ def _tests(value: object, category: str, hosts: Mapping[object, str]) -> Iterato
             yield from _tests(item, category, hosts)
     elif isinstance(value, dict):
         named = isinstance(value.get("name"), str)
+        inside = str(value.get("category", category))[:200]
         if "results" in value or "test_summary" in value or (named and "status" in value):
             yield from _test(value, category, hosts)
-            return
-        inside = str(value.get("category", category))[:200]
-        if status_of(_status(value))[0] is not Status.UNKNOWN:  # a result that stands where none should
+        elif status_of(_status(value))[0] is not Status.UNKNOWN:  # a result that stands where none should
             yield _result("unnamed", category, value, hosts)
-            return
-        if (named and category) or ("category" in value and "tests" not in value):  # of which nothing is said
+        elif (named and category) or ("category" in value and "tests" not in value):  # of which nothing is said
             yield TestResult(canonical_test(str(value.get("name", inside))), inside, Status.UNKNOWN)
         for test in _objects(value.get("tests")):
             if not _TEST_KEYS & set(test) and "name" not in test:
                 yield TestResult("unnamed", inside, Status.UNKNOWN)
         for key, item in value.items():
-            if key != "entity_groups":
+            if key not in _READ_ELSEWHERE:
                 yield from _tests(item, inside, hosts)
         yield from _errors_of_run(value, hosts)
 

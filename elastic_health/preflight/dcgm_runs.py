@@ -30,16 +30,16 @@ class Status(Enum):
         return self in (Status.PASS, Status.WARN, Status.FAIL)
 
 
-_STATUS = re.compile(r"\s*(pass|fail|warn|skip|not[ _-]?run)(?:ed|ped|ing|ure)?\s*(?:[-:]\s*(.*?)\s*)?$", re.IGNORECASE | re.DOTALL)
+_STATUS = re.compile(r"(pass|fail|warn|skip|not[ _-]?run)(?:ed|ped|ing|ure)?\s{0,8}(?:[-:](.*))?$", re.IGNORECASE | re.DOTALL)
 _WORDS: Mapping[str, Status] = {"pass": Status.PASS, "fail": Status.FAIL, "warn": Status.WARN, "skip": Status.SKIP}
 
 
 def status_of(text: object) -> tuple[Status, str]:
     """The status that a word spells, in any case, and what follows it ("All", "GPUs: 0, 1"); UNKNOWN for anything else."""
-    match = _STATUS.match(text) if isinstance(text, str) and len(text) < 4096 else None
+    match = _STATUS.match(text.strip()) if isinstance(text, str) and len(text) < 4096 else None
     if match is None:
         return Status.UNKNOWN, ""
-    return _WORDS.get(match[1].lower(), Status.NOT_RUN), match[2] or ""
+    return _WORDS.get(match[1].lower(), Status.NOT_RUN), (match[2] or "").strip()
 
 
 @dataclass(frozen=True)

@@ -86,16 +86,20 @@ class _Table:
         if "|" not in line and "+" not in line:
             self._plain(line)
             return
-        rule = _RULE.search(line)
+        rule, section = _RULE.search(line), _SECTION.search(line)
+        for match in (rule, section):
+            if match and self.open:
+                self._run_into(_others(line[: match.start()].split("|")))
         if rule:
             self._feet += rule[1][0] == "-"
             return
-        section = _SECTION.search(line)
         if section:
             self._enter_section(section[1].strip())
             return
         row = self._row(line)
         if row is None:
+            if self.open and not self._feet and "|" in line and (line.rstrip().endswith("|") or "---" in line):
+                self._run_into([cell.strip() for cell in line.split("|")])
             self._plain(line)
         elif row.name.lower() == "diagnostic" and row.value.lower() == "result":
             self._begin(line)
@@ -192,16 +196,13 @@ class _Table:
 
     def _take(self, row: _Row) -> None:
         self._feet = 0
-        before = (*row.before, row.name) if _BEGINS.match(row.name) else row.before
-        for cell in before:
-            self._torn = True
-            self._loose(cell)
+        self._run_into((*row.before, row.name) if _BEGINS.match(row.name) else row.before)
         if row.torn:
             self._torn = True
             if status_of(row.value)[0] is not Status.FAIL:
                 return
         section = self._section.lower()
-        if section == "metadata" and status_of(row.value.rpartition(": ")[2])[0] is Status.UNKNOWN:
+        if section == "metadata" and all(status_of(v)[0] is Status.UNKNOWN for v in (row.value, row.value.rpartition(": ")[2])):
             self._metadata(row)
         elif section == "error summary":
             self._summary_error(row)
@@ -211,6 +212,12 @@ class _Table:
             self._nameless(row)
         else:
             self._named(row)
+
+    def _run_into(self, cells: Sequence[str]) -> None:
+        """Cells of a row whose end another one took."""
+        for cell in cells:
+            self._torn = True
+            self._loose(cell)
 
     def _loose(self, cell: str) -> None:
         """A cell whose row is damaged: a failure in it still counts."""
@@ -332,10 +339,12 @@ class _Table:
 
 def _others(parts: Sequence[str]) -> tuple[str, ...]:
     """Cells before a row in its line; a launcher's prefix, which may end with a separator, is none."""
+    if len(parts) > 1 and not parts[0].strip():
+        return tuple(p.strip() for p in parts[1:])
     cells = [p.strip() for p in parts]
     while cells and not cells[-1]:
         cells.pop()
-    return tuple(c for c in cells if c) if len(cells) > 1 or (cells and not parts[0].strip()) else ()
+    return tuple(c for c in cells if c) if len(cells) > 1 else ()
 
 
 def _cell(text: str) -> str:
@@ -374,9 +383,9 @@ def _attach(test: _Test, gpus: tuple[str, ...], error: DiagError) -> None:
 def _results_of(test: _Test) -> list[TestResult]:
     """The single results, and the test's own line where it says more than they do."""
     worst = max((r.status.rank for r in test.results), default=-1)
-    if test.summary is None or (test.results and test.summary.rank <= worst):
+    if test.summary is None:
         return test.results
-    if test.results and test.summary not in (Status.WARN, Status.FAIL):
+    if test.results and test.summary is not Status.UNKNOWN and (test.summary.rank <= worst or test.summary.rank < Status.WARN.rank):
         return test.results
     return [*test.results, TestResult(test.name, test.category, test.summary, host=test.host)]
 

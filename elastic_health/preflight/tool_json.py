@@ -20,6 +20,8 @@ MAX_DEPTH = 64
 _START = re.compile(r"\{\s{0,64}(?:[\"}]|$)")
 _OWN_LINE = re.compile(r'"(?:status|name|results|tests|test_summary|gpu_ids?|entity_id|warnings?|children|value)"?\s*:')
 """A line with such a key that can't be read is a damaged line of ours, not a foreign one."""
+_MOST_FOREIGN, _MOST_BEFORE = 1000, 32
+"""Foreign lines one after the other after which a document is given up: in it, and before anything of it was read."""
 _LONGEST_PREFIX = 512
 _JOIN_LINES = 16
 """Lines that a terminal may have broken one string into."""
@@ -74,7 +76,7 @@ class _Reader:
 
     def __init__(self, line: int) -> None:
         self.root: dict[str, Any] = {}
-        self.whole, self.closed, self.line = True, False, line
+        self.whole, self.closed, self.line, self.passed_over = True, False, line, 0
         self._stack: list[dict[str, Any] | list[Any]] = []
         self._key: str | None = None
         self._expect = "{"  # one of: { K(ey or close) k(ey) : v(alue) V(alue or close) , (comma or close)
@@ -86,6 +88,7 @@ class _Reader:
 
     def feed(self, token: Token) -> None:
         kind, text, _ = token
+        self.passed_over = 0
         if self._too_deep:
             self._too_deep += {"{": 1, "[": 1, "}": -1, "]": -1}.get(text, 0) if kind == "p" else 0
         elif kind == "p":
@@ -240,6 +243,9 @@ class _Scan:
             if len(closers) >= reader.depth:
                 return self._feed(at, form, closers)
         reader.whole &= _OWN_LINE.search(text) is None
+        reader.passed_over += 1
+        if reader.passed_over > (_MOST_FOREIGN if reader.root else _MOST_BEFORE):
+            self._finish(reader, cut=True)
         return None
 
     def _joined(self, at: int, text: str) -> tuple[str, list[Token]] | None:

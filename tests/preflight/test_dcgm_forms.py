@@ -125,6 +125,18 @@ def test_other_tools_objects_with_keys_of_the_same_name_change_nothing() -> None
         assert parse_dcgm(json.dumps(other)).outcome is Outcome.NOT_MEASURED
 
 
+@pytest.mark.parametrize("key", ["status", "results", "test_summary", "name"])
+def test_a_key_that_stands_where_it_should_not_hides_nothing(key: str) -> None:
+    said = json.loads(doc([{"gpu_id": "0", "status": "Fail"}]))
+    for place in (said, said["DCGM GPU Diagnostic"], said["DCGM GPU Diagnostic"]["test_categories"][0]):
+        place[key] = "Pass"
+        assert parse_dcgm(json.dumps(said)).outcome is Outcome.FAIL
+        del place[key]
+    said["DCGM GPU Diagnostic"]["test_categories"][0]["tests"].append({"nam": [{"status": "Pass"}]})
+    said["DCGM GPU Diagnostic"]["test_categories"][0]["tests"][0]["results"][0]["status"] = "Pass"
+    assert parse_dcgm(json.dumps(said)).outcome is Outcome.NOT_MEASURED
+
+
 def test_null_elements_and_categories_are_passed_over() -> None:
     tests = [{"name": "Denylist", "results": [{"gpu_ids": "0,1", "status": "PASS"}, None]}, None]
     text = json.dumps({"DCGM GPU Diagnostic": {"test_categories": [{"category": "Deployment", "tests": tests}, None], "version": "3.1.0"}})
@@ -292,6 +304,22 @@ def test_the_excerpt_of_a_failing_table_still_fails() -> None:
     middle = [*row("GPU Memory", "Pass - GPUs: 1, 2, 3"), *row("", "Fail - GPU: 0"), *row("Warning", "GPU 0 Thermal violations")]
     assert parse_dcgm("\n".join(middle)).outcome is Outcome.FAIL
     assert parse_dcgm("\n".join(middle[:1])).outcome is Outcome.NOT_MEASURED
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        [*row("GPU Memory", "Fail3: Fail"), *row("", "GPU0: Pass")],  # two rows ran together
+        [f"{section('Hardware')[:40]}          | Fail - All                                     |"],
+        [*row("GPU Memory", "Pass - GPU: 0"), f"{row('', 'Fail - GPU: 1')[0][:70]}{section('Stress')}"],
+        [f"{row('GPU Memory', 'Fail - All')[0]}      | GPU 1 Allocated 12 bytes                       |"],
+        [section("Metadata", "|"), *row("GPU Memory", "Pass - GPU: 0"), *row("", "Fail - GPU: 1")],
+        [section("Metadata", "|"), *row("", "GPU1: Fail")],
+        [*row("GPU Memory", "Pass - GPU: 0"), *row("", "Fail1 of them")],
+    ],
+)
+def test_rows_that_ran_into_each_other_are_no_pass(damaged: list[str]) -> None:
+    assert parse_dcgm(table(section("Integration"), *row("PCIe", "Pass - All"), *damaged)).outcome not in (Outcome.PASS, Outcome.WARN)
 
 
 def test_a_multi_node_table() -> None:

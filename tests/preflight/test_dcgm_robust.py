@@ -272,7 +272,22 @@ def test_any_text_has_a_verdict(text: str, status: int | None) -> None:
 def test_repetitions_take_linear_time(unit: str) -> None:
     begun = time.monotonic()
     verdict(unit * 20_000)
+    verdict('{\n"DCGM Diagnostic" : {\n' + unit * 20_000)
     assert time.monotonic() - begun < 20
+
+
+def test_a_log_with_quotes_after_a_brace_takes_linear_time() -> None:
+    begun = time.monotonic()
+    for head in ("if (x) {\n", '{\n"tests" : [\n'):
+        verdict(head + 'the "unfinished word of a logger\n' * 50_000)
+        verdict(head + f"| a | Pass -{' ' * 4000}x |\n" * 200)
+    assert time.monotonic() - begun < 20
+
+
+def test_a_document_goes_on_after_many_foreign_lines() -> None:
+    lines = styled(object_4(PASSING)).split("\n")
+    foreign = ["a line of the log"] * 900
+    assert verdict("\n".join([*lines[:40], *foreign, *lines[40:80], *foreign, *lines[80:]])) is Outcome.PASS
 
 
 def test_a_table_of_another_tool_after_the_foot_is_passed_over() -> None:
