@@ -22,7 +22,7 @@ from elastic_health.errors import ConfigError
 from elastic_health.preflight.doctor import TOOLS, ready, report
 from elastic_health.preflight.doctor_facts import ConfigFacts, EtcdFacts, Facts, Trouble
 from elastic_health.preflight.doctor_lines import Line, Mark
-from elastic_health.preflight.doctor_os import look_at_host, look_at_plugin
+from elastic_health.preflight.doctor_os import look_at_host, look_at_plugin, own_gpus, own_nics
 from elastic_health.preflight.doctor_stages import stage_checks
 from elastic_health.variables import CONFIG, ENDPOINT
 
@@ -103,11 +103,13 @@ def _config(launch: Launch | ConfigError, path: str) -> ConfigFacts | Trouble:
 
 
 def _etcd(endpoint: str, prefix: str | None, launch: Launch) -> EtcdFacts | Trouble:
-    from elastic_health.preflight.doctor_etcd import look_at_etcd  # gRPC takes time to import
+    from elastic_health.preflight.doctor_etcd import Own, look_at_etcd  # gRPC takes time to import
 
-    config, name = launch.config, launch.node
-    looking = _start(lambda: look_at_etcd(endpoint, config.store, prefix or launch.prefix, name, os.environ))
-    return _within(looking, ETCD_S, f"looking at etcd at {endpoint}", "check the endpoint, and this machine's resolver")
+    def looking() -> EtcdFacts | Trouble:
+        own = Own(launch.node, own_gpus(), own_nics())
+        return look_at_etcd(endpoint, launch.config.store, prefix or launch.prefix, own, os.environ)
+
+    return _within(_start(looking), ETCD_S, f"looking at etcd at {endpoint}", "check the endpoint, and this machine's resolver")
 
 
 def _private() -> str | Trouble:

@@ -9,6 +9,7 @@ import re
 import ssl
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from elastic_health.config.load_os import read_password, tls_files
 from elastic_health.config.model import StoreSection
@@ -17,7 +18,7 @@ from elastic_health.preflight.doctor_facts import EtcdFacts, MemberFacts, Troubl
 from elastic_health.rendezvous.endpoints import Endpoint, TlsFiles, parse_endpoints
 from elastic_health.rendezvous.keys import FleetKeys, RunKeys
 from elastic_health.rendezvous.probe_net import tls_context
-from elastic_health.rendezvous.quarantine import active, node, of, read
+from elastic_health.rendezvous.quarantine import concerning, read
 from elastic_health.rendezvous.rights import explained
 from elastic_health.rendezvous.rights_etcd import check_rights
 from elastic_health.rendezvous.session_etcd import EtcdSession, MemberStatus
@@ -31,8 +32,17 @@ RUN = "doctor"
 """Rights are asked for below this run, where nothing is ever written."""
 
 
-def look_at_etcd(endpoint: str, store: StoreSection, prefix: str, name: str, environ: Mapping[str, str]) -> EtcdFacts | Trouble:
-    """Connect as an agent would, and look around.  `name`: this node's."""
+@dataclass(frozen=True)
+class Own:
+    """This node, as quarantine spells it: name, GPU uuids, NICs."""
+
+    node: str
+    gpus: tuple[str, ...] = ()
+    nics: tuple[str, ...] = ()
+
+
+def look_at_etcd(endpoint: str, store: StoreSection, prefix: str, own: Own, environ: Mapping[str, str]) -> EtcdFacts | Trouble:
+    """Connect as an agent would, and look around."""
     try:
         tls = tls_files(store)
         endpoints = parse_endpoints(endpoint)
@@ -47,7 +57,7 @@ def look_at_etcd(endpoint: str, store: StoreSection, prefix: str, name: str, env
     except HealthError as e:
         return Trouble(e.found, e.do)
     try:
-        return _look(session, endpoints, tls or (TlsFiles() if endpoints[0].tls else None), FleetKeys(prefix), store.user or "", name)
+        return _look(session, endpoints, tls or (TlsFiles() if endpoints[0].tls else None), FleetKeys(prefix), store.user or "", own)
     except StoreError as e:
         return Trouble(f"it answered, and then no more: {e.found}", e.do)
     finally:
@@ -55,7 +65,7 @@ def look_at_etcd(endpoint: str, store: StoreSection, prefix: str, name: str, env
 
 
 def _look(
-    session: EtcdSession, endpoints: tuple[Endpoint, ...], tls: TlsFiles | None, keys: FleetKeys, user: str, name: str
+    session: EtcdSession, endpoints: tuple[Endpoint, ...], tls: TlsFiles | None, keys: FleetKeys, user: str, own: Own
 ) -> EtcdFacts | Trouble:
     rights, entries = None, None
     try:
@@ -76,7 +86,7 @@ def _look(
     with contextlib.suppress(StoreError):
         cluster = tuple(sorted(session.member_names().items()))
     revision = max((s.revision for s in status), default=0)
-    mine = of(active(entries, time.time()), node(name)) if entries is not None else ()
+    mine = concerning(entries, own.node, own.gpus, own.nics, time.time()) if entries is not None else ()
     return EtcdFacts(
         members=tuple(_member(s, pages.get(s.endpoint, (0, None))[0]) for s in status),
         cluster=cluster,
@@ -86,7 +96,7 @@ def _look(
         user=user,
         logged_in=session.logged_in,
         rights=rights,
-        quarantine=mine[0].said.reason if mine else None,
+        quarantine=tuple((str(e.resource), e.said.reason) for e in mine),
         clock_s=next((ahead for _, ahead in pages.values() if ahead is not None), None),
     )
 

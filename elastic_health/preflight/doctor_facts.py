@@ -67,7 +67,7 @@ class EtcdFacts:
         revision: the newest; `oldest`: the oldest that can still be read, None where that was not found out.
         user: the user that was given; `logged_in`: etcd wanted and took it.
         rights: why the user may not do what an agent must, None if it may.
-        quarantine: this node's entry that holds: its reason ("" for none given), or None.
+        quarantine: what holds for this node, its GPUs and its NICs: (`node n1`, reason or "") each.
         clock_s: how far this machine's clock is ahead of etcd's, None where etcd did not say; good to a second.
     """
 
@@ -79,7 +79,7 @@ class EtcdFacts:
     user: str = ""
     logged_in: bool = False
     rights: Trouble | None = None
-    quarantine: str | None = None
+    quarantine: tuple[tuple[str, str], ...] = ()
     clock_s: float | None = None
 
 

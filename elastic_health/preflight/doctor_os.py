@@ -48,6 +48,26 @@ def _driver(version: Path) -> str:
     return next((w for w in words if w[:1].isdigit() and w.count(".") >= 1), "of an unknown version")
 
 
+def own_gpus(driver: Path = Path("/proc/driver/nvidia")) -> tuple[str, ...]:
+    """Uuids of the GPUs that NVIDIA's driver lists."""
+    return tuple(sorted(uuid for file in driver.glob("gpus/*/information") if (uuid := _uuid(file))))
+
+
+def _uuid(information: Path) -> str:
+    """The line `GPU UUID: GPU-…`, which an idle driver may fill with question marks."""
+    try:
+        found = re.search(r"^GPU UUID:\s*(\S+)", information.read_text(errors="replace"), re.M)
+    except OSError:
+        return ""
+    return found[1] if found and "?" not in found[1] else ""
+
+
+def own_nics(system: Path = Path("/sys/class")) -> tuple[str, ...]:
+    """Names of network interfaces and of RDMA devices."""
+    found = (place.iterdir() for place in (system / "net", system / "infiniband") if place.is_dir())
+    return tuple(sorted({nic.name for some in found for nic in some} - {"lo", "bonding_masters"}))
+
+
 def look_at_plugin(within_s: float) -> PlugFacts | Trouble:
     """A fresh Python, as torchrun would be one."""
     command = [sys.executable, "-m", "elastic_health.preflight.doctor_torch", str(int(within_s) + 5)]

@@ -152,7 +152,7 @@ def _clock(e: EtcdFacts) -> Line:
 
 
 def _quarantine(e: EtcdFacts) -> Line | None:
-    if e.quarantine is None:
+    if not e.quarantine:
         return None
-    do = "elastic-health quarantine show NODE, and release NODE once it is repaired"
-    return Line(Topic.QUARANTINE, Mark.FAIL, f"this node is in quarantine: {e.quarantine or 'no reason given'}", do)
+    found = "; ".join(f"{what} is in quarantine: {reason or 'no reason given'}" for what, reason in e.quarantine)
+    return Line(Topic.QUARANTINE, Mark.FAIL, found, "elastic-health quarantine show, and release once it is repaired")

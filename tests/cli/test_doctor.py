@@ -86,13 +86,20 @@ def test_compaction_is_seen_by_what_can_still_be_read(etcd: EtcdCluster, capsys:
 
 
 @pytest.mark.spec("R7")
-def test_a_node_in_quarantine(etcd: EtcdCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_in_quarantine(etcd: EtcdCluster, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "own_gpus", lambda: ("GPU-1",))
+    monkeypatch.setattr(doctor, "own_nics", lambda: ("ib0",))
     etcd.ctl("put", "/elastic-health/quarantine/nodes/n1", '{"reason":"its fan"}')
     etcd.ctl("put", "/elastic-health/quarantine/nodes/n2", '{"until":1000000000}')
     code, lines = told(capsys, "--endpoint", etcd.endpoints[0], "--node", "n1")
     assert code == Code.NOT_READY and "its fan" in lines["quarantine"]["found"]
     code, lines = told(capsys, "--endpoint", etcd.endpoints[0], "--node", "n2")
     assert code == Code.OK and "quarantine" not in lines
+    for tail in ("gpus/GPU-1", "gpus/GPU-2", "nics/n2/ib0", "nics/n1/ib0", "routes/n1+n2"):
+        etcd.ctl("put", f"/elastic-health/quarantine/{tail}", "")
+    code, lines = told(capsys, "--endpoint", etcd.endpoints[0], "--node", "n2")
+    found = "gpu GPU-1 is in quarantine: no reason given; nic n2/ib0 is in quarantine: no reason given"
+    assert code == Code.NOT_READY and lines["quarantine"]["found"] == found
     etcd.ctl("del", "--prefix", "/elastic-health/")
 
 
@@ -121,7 +128,9 @@ def test_a_full_etcd(capsys: pytest.CaptureFixture[str]) -> None:
             for i in range(100):
                 session.txn(Txn((), tuple(Put(f"/fill/{i}/{j}", b"x" * 60_000) for j in range(10))))
         session.close()
+        full.ctl("member", "add", "learns", "--learner", f"--peer-urls=http://127.0.0.1:{free_port()}")
         code, lines = told(capsys, "--endpoint", full.endpoints[0])
+        assert "one member" in lines["members"]["found"], "a learner has no vote"
         assert code == Code.NOT_READY and "is full" in lines["space"]["found"] and "defrag" in lines["space"]["do"]
 
 

@@ -187,7 +187,10 @@ def test_release_deletes_only_what_it_has_read(
     assert (code, out) == (Code.STORE_FAILED, "") and "changed meanwhile" in err and barred(store, "n1")
 
 
-def test_add_tells_of_what_came_in_between(shell: Shell, etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_add_tells_of_what_came_in_between(before: bool, shell: Shell, etcd: EtcdCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    if before:
+        etcd.ctl("put", N1, "of old")
     shipped, came = q.put, iter((True,))
 
     def late(found: Any, key: str, value: bytes) -> Txn:

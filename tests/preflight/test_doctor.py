@@ -23,7 +23,7 @@ from elastic_health.preflight.doctor_facts import (
     Trouble,
 )
 from elastic_health.preflight.doctor_lines import Line, Mark, Topic
-from elastic_health.preflight.doctor_os import look_at_host, look_at_plugin, torchrun_python
+from elastic_health.preflight.doctor_os import look_at_host, look_at_plugin, own_gpus, own_nics, torchrun_python
 
 pytestmark = pytest.mark.spec("U3")
 GIB = 1 << 30
@@ -112,8 +112,8 @@ STORES = [
     (replace(ETCD, clock_s=None), Topic.CLOCK, Mark.UNKNOWN, "did not tell"),
     (replace(ETCD, clock_s=30.0), Topic.CLOCK, Mark.WARN, "30 s ahead of"),
     (replace(ETCD, clock_s=-7200.0), Topic.CLOCK, Mark.WARN, "7200 s behind"),
-    (replace(ETCD, quarantine=""), Topic.QUARANTINE, Mark.FAIL, "no reason given"),
-    (replace(ETCD, quarantine="its fan"), Topic.QUARANTINE, Mark.FAIL, "its fan"),
+    (replace(ETCD, quarantine=(("node n1", ""),)), Topic.QUARANTINE, Mark.FAIL, "node n1 is in quarantine: no reason given"),
+    (replace(ETCD, quarantine=(("gpu G", "hot"), ("nic n1/e", "x"))), Topic.QUARANTINE, Mark.FAIL, "gpu G is in quarantine: hot; nic n1/e"),
     (Trouble("127.0.0.1:1 refuses connections", "start it"), Topic.ETCD, Mark.FAIL, "refuses"),
     (Trouble("not looked at", "correct the YAML", looked=False), Topic.ETCD, Mark.UNKNOWN, "not looked at"),
 ]
@@ -147,6 +147,8 @@ def test_host(change: dict[str, Any], topic: Topic, mark: Mark, says: str) -> No
 
 def test_a_missing_tool_weighs_by_what_it_is_for() -> None:
     none = tuple((name, "") for name in TOOLS)
+    one = lines(host=replace(HOST, tools=tuple((name, "" if name == "py-spy" else "/x") for name in TOOLS)))[Topic.TOOLS]
+    assert one.mark is Mark.NOTE and one.do == "py-spy: stacks of stuck workers; pip install py-spy"
     with_gpu, without = lines(host=replace(HOST, tools=none))[Topic.TOOLS], lines(host=HostFacts(none, shm_free_bytes=GIB))[Topic.TOOLS]
     assert with_gpu.mark is Mark.WARN and "datacenter-gpu-manager" in with_gpu.do
     assert without.mark is Mark.NOTE and "dcgmi" in without.found and "dcgmi" not in without.do and "py-spy" in without.do
@@ -203,6 +205,12 @@ def test_a_machine_is_looked_at(tmp_path: Path) -> None:
     here = look_at_host(("sh", "no-such-tool"), tmp_path)
     assert (here.driver, here.gpus) == ("550.54.15", 2)
     assert dict(here.tools)["sh"].endswith("/sh") and dict(here.tools)["no-such-tool"] == ""
+    (tmp_path / "gpus" / "0000:3b:00.0" / "information").write_text("Model: \t\t H100\nGPU UUID: \t GPU-5f2e\nBus Type: PCIe\n")
+    (tmp_path / "gpus" / "0000:86:00.0" / "information").write_text("GPU UUID: \t GPU-????????-????-????-????-????????????\n")
+    for nic in ("net/eth0", "net/lo", "infiniband/mlx5_0"):
+        (tmp_path / nic).mkdir(parents=True)
+    assert own_gpus(tmp_path) == ("GPU-5f2e",) and own_nics(tmp_path) == ("eth0", "mlx5_0")
+    assert own_gpus(tmp_path / "none") == own_nics(tmp_path / "none") == ()
     none = look_at_host((), tmp_path / "none", str(tmp_path / "none"))
     assert (none.driver, none.gpus, none.shm_free_bytes) == ("", 0, None)
 
@@ -262,7 +270,8 @@ def test_clocks_are_compared_to_a_second(ahead: float, took: float, theirs: floa
     mine = theirs + ahead
     found = _ahead(formatdate(int(theirs), usegmt=True), mine - took / 2, mine + took / 2)
     assert (found is not None and abs(found - ahead) <= 1.001 + took / 2) or (found == 0.0 and abs(ahead) <= 1.001 + took / 2)
-    assert (found or 0.0) * ahead >= 0.0, "never the other way round"
+    assert found is not None and abs(found) <= abs(ahead) + took / 2 + 0.001, "never more than it is"
+    assert found * ahead >= 0.0, "never the other way round"
 
 
 @pytest.mark.parametrize("date", [None, "", "yesterday", "Mon, 99 Foo 2026 00:00:00 GMT"])

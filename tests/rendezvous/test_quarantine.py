@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from elastic_health.codec import dump
 from elastic_health.errors import ConfigError
@@ -109,6 +109,7 @@ def test_each_kind_has_its_key_and_is_read_back() -> None:
     }
     for resource, key in spelt.items():
         assert resource.key(KEYS) == key and q.resource_of(key, KEYS) == resource
+    assert KEYS.quarantined_route("n2", "n1") == KEYS.quarantined_route("n1", "n2")
     assert q.route("n1", "n2") == q.route("n2", "n1") == q.resource_of(KEYS.quarantine + "routes/n2+n1", KEYS)
 
 
@@ -203,6 +204,7 @@ def test_a_tenth_of_the_fleet_is_the_most_whatever_they_failed_by() -> None:
     assert may(apart, fleet=0) == (True, ""), "a share of what nobody knows says nothing"
 
 
+@example(4, 0)
 @settings(max_examples=40)
 @given(st.integers(1, 60) | st.just(3000), st.integers(0, 40))
 def test_never_half_of_the_fleet(fleet: int, signatures: int) -> None:
