@@ -43,7 +43,8 @@ SETTLE_S = 5.0
 
 
 class Gatekeeper:
-    """
+    """Runs preflights for one agent, one at a time.
+
     Args:
         state: what the membership loop knows.
         clock: looks at the store's clock.

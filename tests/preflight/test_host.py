@@ -22,6 +22,7 @@ from elastic_health.preflight.host_facts import (
 )
 from elastic_health.preflight.host_limits import HostLimits, fits
 from elastic_health.preflight.results import CheckResult, Outcome, not_measured
+from elastic_health.preflight.xid import analyze_xid
 from tests.preflight.hosts import GIB, GOOD, MIB, gpu, host, judged, levels, only
 
 pytestmark = pytest.mark.spec("P5")
@@ -47,7 +48,7 @@ def test_memory(available_gib: float, outcome: Outcome) -> None:
     [
         (Space("/scratch", 1000 * GIB, 500 * GIB), Outcome.PASS),
         (Space("/scratch", 1000 * GIB, 99 * GIB), Outcome.WARN),
-        (Space("/scratch", 5 * GIB, GIB * 0.9), Outcome.WARN),
+        (Space("/scratch", 5 * GIB, GIB * 9 // 10), Outcome.WARN),
         (Space("/scratch", 5 * GIB, GIB // 10), Outcome.FAIL),
         (Space("/scratch", 1000 * GIB, 500 * GIB, 1000, 49), Outcome.WARN),
         (Space("/scratch", 1000 * GIB, 500 * GIB, 0, 0), Outcome.PASS),
@@ -181,3 +182,19 @@ def test_every_part_can_be_left_out() -> None:
         alone = judge_host(bad, HostLimits(parts=(part,)), clock=clock, log=log, xid=xid)
         assert len(alone.findings) == 1, part
     assert judge_host(bad, HostLimits(parts=()), clock=clock, log=log, xid=xid).findings == ()
+
+
+@pytest.mark.spec("P7")
+def test_the_default_limits_refuse_no_small_but_sound_machine() -> None:
+    """2 GB of memory, Docker's /dev/shm, 1024 open files, no card up, a kernel log that nobody may read, no GPU."""
+    facts = HostFacts(
+        memory=Memory(2 * GIB, GIB // 2),
+        spaces=(Space("/tmp", 8 * GIB, GIB // 2), Space("/dev/shm", 64 * MIB, 60 * MIB)),
+        limits=Limits(1024, 1024, 64 * 1024),
+        network=Network((Nic("lo", True, False), Nic("eth0", False, True))),
+        gpus=Gpus(0, False, "no NVIDIA GPU here"),
+        orphans=(),
+    )
+    log = KernelLog(readable=False, why_not="/dev/kmsg: Operation not permitted")
+    result = judge_host(facts, HostLimits(), clock=None, log=log, xid=lambda text: analyze_xid(text, readable=True))
+    assert result.outcome is Outcome.WARN and {f.level for f in result.findings} == {Level.WARN, Level.NOTE}
