@@ -78,7 +78,9 @@ class HealthyAgent(LocalElasticAgent):
         crew.on_handlers = self._on_signals
         desk = Desk(place.keys.run, lambda event: hands.loop.post(event), lambda: hands.make_id())
         folder = room.evidence(place.policies.evidence.folder, getattr(self._logs_specs, "root_log_dir", "") or "")
-        hands = self._hands = AgentHands(crew, desk, room, guardian, place.policies, place.store, folder, place.environ, handler.host_store)
+        hands = self._hands = AgentHands(
+            crew, desk, room, guardian, place.policies, place.store, folder, place.environ, handler.host_store, place.clock
+        )
         self._link = WorkerLinkServer(room.link, desk.handle, lambda pid, rank: _belongs(crew, pid, rank))
         try:
             hands.loop = handler.attach(
@@ -140,6 +142,8 @@ class HealthyAgent(LocalElasticAgent):
         assert hands is not None and hands.loop.state.left is not None
         status, text = hands.loop.state.left
         hands.page_if_last()
+        if status == ExitStatus.QUARANTINED:
+            hands.gate.left_quarantined()
         result, workers = hands.last_result, self._worker_group.workers
         if status == ExitStatus.OK:
             self._worker_group.state = WorkerState.SUCCEEDED

@@ -19,11 +19,13 @@ from typing import Any
 from elastic_health.agents.crew_torch import Crew
 from elastic_health.agents.desk_os import Desk
 from elastic_health.agents.files_os import KeptFiles
+from elastic_health.agents.gatekeeper_proc import Gatekeeper
 from elastic_health.agents.guardian_proc import Guardian
 from elastic_health.agents.incidents import from_exit
 from elastic_health.agents.leave_os import Leave
 from elastic_health.agents.lookout_os import Lookout
 from elastic_health.agents.observe_os import Observer
+from elastic_health.agents.paging_os import Pager
 from elastic_health.agents.room_os import Room, prune_evidence
 from elastic_health.agents.teardown import TeardownReport
 from elastic_health.codec import dump, load
@@ -36,8 +38,9 @@ from elastic_health.liveness.exits import classify
 from elastic_health.liveness.facts import ExitFacts
 from elastic_health.liveness.summary import Published, Summary
 from elastic_health.messages import LinkMessage, Progress
-from elastic_health.pager_net import Page, page_once
+from elastic_health.pager_net import Page
 from elastic_health.policies import Policies, TeardownPolicy, Warm
+from elastic_health.preflight.clock import ClockSample
 from elastic_health.records_etcd import prune, write_incident
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.loop_net import MembershipLoop
@@ -76,6 +79,7 @@ class AgentHands:
         evidence_folder: str,
         environ: Mapping[str, str],
         host_store: Callable[[], tuple[Any, StoreAddress]],
+        clock: Callable[[], tuple[ClockSample, ...]] | None = None,
     ) -> None:
         self.crew, self._desk, self._room, self._guardian, self._policies = crew, desk, room, guardian, policies
         self._folder, self._environ, self._host_store = evidence_folder, environ, host_store
@@ -95,7 +99,9 @@ class AgentHands:
         self.last_result: Any = None
         self._session = session
         self._files = KeptFiles()
-        self._paging: threading.Thread | None = None
+        self._pager = Pager(policies.page, session, environ)
+        state, post = (lambda: self.loop.state), (lambda event: self.loop.post(event))
+        self.gate = Gatekeeper(policies.preflight, session, clock, environ, state, self.make_id, post)
         self.lookout = Lookout(policies.stall, self._tell, self._judged, self._warned, self.make_id, time.time)
 
     def make_id(self) -> str:
@@ -106,7 +112,7 @@ class AgentHands:
 
     # ---- Hands: formation
     def preflight(self, stage: str) -> None:
-        self.loop.post(ev.PreflightDone(True))
+        self.gate.preflight(stage)
 
     def open_store(self, generation: Generation) -> None:
         me, cause = generation.members[0], Cause.NOT_STARTED
@@ -308,20 +314,9 @@ class AgentHands:
         self._desk.remove(record, self._policies.membership.bounds.lease_s + self._policies.outage.bound_s)
 
     def page_human(self, verdict: Verdict) -> None:
-        """Claimed in the store, so that one page goes out whoever is first; `close` waits for it."""
-        if self._paging is not None:
-            return
-        log.error("A PERSON MUST LOOK: %s", verdict.reason)
-        keys = self.loop.state.settings.keys
-        me = self.loop.state.settings.me.node
-        page = Page(self.make_id(), keys.run, verdict.generation, verdict.reason, verdict.exit_status, me, _utc())
-
-        def call() -> None:
-            for note in page_once(self._session, keys, self._policies.page, page, self._environ).trouble:
-                log.error("paging: %s", note)
-
-        self._paging = threading.Thread(target=call, name="eh-page", daemon=True)
-        self._paging.start()
+        """Claimed in the store, so that one page goes out whoever is first."""
+        keys, me = self.loop.state.settings.keys, self.loop.state.settings.me.node
+        self._pager.page(keys, Page(self.make_id(), keys.run, verdict.generation, verdict.reason, verdict.exit_status, me, _utc()))
 
     def page_if_last(self) -> None:
         """At the end of a run that a person must look at: whoever wrote the verdict may have died before it paged."""
@@ -329,8 +324,7 @@ class AgentHands:
         aborted = verdict is not None and verdict.kind is VerdictKind.ABORT
         if verdict is not None and aborted and verdict.exit_status in (ExitStatus.CAPPED, ExitStatus.NO_CHECKPOINT):
             self.page_human(verdict)
-        if self._paging is not None:
-            self._paging.join(2 * self._policies.page.timeout_s + 5.0)
+        self._pager.wait()
 
     def heard(self, who: Who, message: LinkMessage) -> None:
         if isinstance(message, Progress):
@@ -399,6 +393,7 @@ class AgentHands:
 
     def close(self) -> None:
         """The agent ends: nothing of ours stays."""
+        self.gate.stop()
         if self._ending is not None:
             self._ending.join(FILING_S)
         self._desk.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from elastic_health.findings import Finding
 from elastic_health.verdicts import Cause
@@ -37,7 +39,10 @@ class Incident:
 
 @dataclass(frozen=True)
 class Record:
-    """`runs/<run>/records/<ulid>`: one automatic action, for `why` and for comparing attempts (R5)."""
+    """`runs/<run>/records/<ulid>`: one automatic action, for `why` and for comparing attempts (R5).
+
+    `details`: small plain values of its kind: of a `preflight` what `gate.record` makes.
+    """
 
     id: str
     action: str
@@ -56,3 +61,4 @@ class Record:
     done: bool = True
     incident: str = ""
     resources: tuple[str, ...] = ()
+    details: Mapping[str, Any] = field(default_factory=dict)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from elastic_health.generations import Bounds
+from elastic_health.preflight.policy import PreflightPolicy
 
 
 class ScaleUp(Enum):
@@ -194,3 +195,4 @@ class Policies:
     checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     page: PagePolicy = field(default_factory=PagePolicy)
     warm: Warm = Warm.AUTO
+    preflight: PreflightPolicy = field(default_factory=PreflightPolicy)

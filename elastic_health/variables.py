@@ -1,6 +1,6 @@
 """Every environment variable that the package reads or sets, in one place.
 
-People set: `NODE`, `CONFIG`, `ENDPOINT`.  The agent sets the rest for its workers; a script has no need to read them.
+People set: `NODE`, `CONFIG`, `ENDPOINT`, `REPAIRED`.  The agent sets the rest for its workers; a script has no need to read them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ ENDPOINT = "ELASTIC_HEALTH_ENDPOINT"
 
 WORKER_TOKEN = "ELASTIC_HEALTH_WORKER_TOKEN"
 """Random, one per generation and node: every process of the worker trees carries it, so that none can hide."""
+REPAIRED = "ELASTIC_HEALTH_REPAIRED"
+"""`1`: this node was repaired, so its first preflight is that of stage `after_repair`."""
 PAGE = "ELASTIC_HEALTH_PAGE"
 """Path of this worker's progress page (a file in shared memory, made by the agent)."""
 LINK = "ELASTIC_HEALTH_LINK"

@@ -82,3 +82,7 @@ class Verdict:
     backoff_s: float = 0.0
     writer: str = ""
     rest: Mapping[str, Any] = rest()
+
+    def blames(self, node: str) -> bool:
+        """Was it the node itself that was lost, or that had a device error?  A program's end names a node too, and blames none."""
+        return node in self.nodes and (self.cause is Cause.LOST_MEMBER or self.signature.startswith("device_error"))

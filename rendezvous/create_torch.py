@@ -22,6 +22,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from elastic_health.config.load_os import Launch, hide_secrets, load_launch, read_password, tls_files
 from elastic_health.errors import BadValue, ConfigError, HealthError, LinkError, RunRefused
 from elastic_health.exits import ExitStatus
+from elastic_health.preflight.clock_net import store_clock
 from elastic_health.rendezvous.endpoints import parse_endpoints
 from elastic_health.rendezvous.fence import Stamp
 from elastic_health.rendezvous.handler_torch import HealthyHandler, LinkFactory, Place
@@ -108,6 +109,7 @@ def _place(params: RendezvousParameters, links: LinkFactory) -> Place:
         config_path=launch.path,
         listen=launch.listen,
         environ=environ,
+        clock=store_clock(endpoints, tls_files(launch.config.store)),
     )
 
 

@@ -125,8 +125,10 @@ def _missing(view: View, last: Generation, know: Knowledge, policy: MembershipPo
             continue
         if entry is not None:
             # Live but not ready.  `checking` means that its workers are reaped: only a group that is not full waits for it,
-            # and not for ever.
-            late = (know.verdict_seen if know.verdict_seen is not None else now) + policy.bounds.start_s
+            # and not for ever; hardly at all for one that is blamed, since its checks are those of a new node.
+            blamed = view.verdict is not None and view.verdict.blames(m.node)
+            seen = know.verdict_seen if know.verdict_seen is not None else now
+            late = seen + (policy.last_call_s if blamed else policy.bounds.start_s)
             if entry.candidate.state is CandidateState.MEMBER:
                 alive.append(m.who)
             elif not full and now < late:

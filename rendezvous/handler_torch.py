@@ -18,6 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousIn
 
 from elastic_health.generations import RunSpec, StoreAddress
 from elastic_health.policies import Policies
+from elastic_health.preflight.clock import ClockSample
 from elastic_health.rendezvous import events as ev
 from elastic_health.rendezvous.keys import RunKeys
 from elastic_health.rendezvous.loop_net import Hands, Links, MembershipLoop
@@ -81,6 +82,7 @@ class Place:
     config_path: str = ""
     listen: int = 0
     environ: Mapping[str, str] = field(default_factory=dict, repr=False)
+    clock: Callable[[], tuple[ClockSample, ...]] | None = None
 
 
 class HealthyHandler(RendezvousHandler):

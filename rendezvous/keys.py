@@ -68,6 +68,14 @@ class FleetKeys:
         return f"{self.baselines}{node_type}/{check}"
 
     @property
+    def preflights(self) -> str:
+        return f"{self.prefix}preflights/"
+
+    def preflight(self, node: str) -> str:
+        """What its last preflight came to."""
+        return f"{self.preflights}{node}"
+
+    @property
     def canary_root(self) -> str:
         return f"{self.prefix}canary/"
 

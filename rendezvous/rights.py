@@ -1,6 +1,7 @@
 """What an agent's etcd user may be limited to, and what is said when it is limited further.  Pure.
 
-Law: an agent reads and writes below its run, and reads the quarantine list; it needs no other right.
+Law: an agent reads and writes below its run, and reads the quarantine list; without any other right it runs, and what its
+preflight would have compared or remembered by one is not measured (`wanted`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,12 @@ def needed(keys: RunKeys) -> tuple[tuple[str, str], ...]:
     return (("readwrite", keys.root), ("read", FleetKeys(keys.prefix).quarantine))
 
 
+def wanted(prefix: str) -> tuple[tuple[str, str], ...]:
+    """What the preflight uses besides: votes on canary digests, nodes' standings, baselines."""
+    fleet = FleetKeys(prefix)
+    return (("readwrite", fleet.canary_root), ("readwrite", fleet.preflights), ("read", fleet.baselines))
+
+
 def explained(refused: StoreRefused, keys: RunKeys) -> StoreRefused:
     """The same refusal, with the rights that are needed and how to grant them, where missing rights are the reason."""
     if PERMISSION_DENIED not in refused.found:
@@ -23,6 +30,6 @@ def explained(refused: StoreRefused, keys: RunKeys) -> StoreRefused:
     rights = " and ".join(f"{right} below {prefix}" for right, prefix in needed(keys))
     lines = " and ".join(
         f"`etcdctl role grant-permission ROLE --prefix=true {right} {prefix}`"
-        for right, prefix in (("readwrite", fleet.runs), ("read", fleet.quarantine))
+        for right, prefix in (("readwrite", fleet.runs), ("read", fleet.quarantine), *wanted(keys.prefix))
     )
     return StoreRefused(f"a user with the rights {rights}", refused.found, f"check user and role: {lines} (docs/SECURITY.md)")

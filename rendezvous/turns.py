@@ -247,11 +247,10 @@ def _stopping(d: Draft) -> None:
         return leave_ended(d, over)
     if s.stopping is not None:
         return d.leave(ExitStatus.STOPPED if "can't be ended" not in s.stopping else ExitStatus.UNFIT_NODE, s.stopping)
-    blamed = s.ended is not None and s.settings.me.node in s.ended.nodes
+    d.set(stage="join" if s.ended is not None and s.ended.blames(s.settings.me.node) else "restart")
     if not s.fresh(d.now):
         return d.rejoin()
     d.set(
-        stage="join" if blamed and s.ended and s.ended.cause is Cause.LOST_MEMBER else "restart",
         preflight=None,
         preflight_asked=False,
         checking_told=False,

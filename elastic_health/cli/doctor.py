@@ -20,9 +20,10 @@ from elastic_health.config.load_os import Launch, load_launch
 from elastic_health.config.mistakes import ConfigMistakes
 from elastic_health.errors import ConfigError
 from elastic_health.preflight.doctor import TOOLS, ready, report
-from elastic_health.preflight.doctor_facts import ConfigFacts, EtcdFacts, Facts, StageCheck, Trouble
+from elastic_health.preflight.doctor_facts import ConfigFacts, EtcdFacts, Facts, Trouble
 from elastic_health.preflight.doctor_lines import Line, Mark
 from elastic_health.preflight.doctor_os import look_at_host, look_at_plugin, own_gpus, own_nics
+from elastic_health.preflight.doctor_stages import stage_checks
 from elastic_health.variables import CONFIG, ENDPOINT
 
 PLUGIN_S = 60.0
@@ -39,11 +40,8 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     one.set_defaults(do=doctor)
 
 
-def doctor(arguments: argparse.Namespace, stages: Sequence[StageCheck] = ()) -> Code:
-    """Args:
-    stages: what the gate would run, by stage.
-    """
-    lines = report(look(arguments, tuple(stages)))
+def doctor(arguments: argparse.Namespace) -> Code:
+    lines = report(look(arguments))
     if arguments.json:
         say_json(as_object(lines))
     else:
@@ -68,7 +66,7 @@ def _do(line: Line) -> str:
 
 
 # ---- looking
-def look(arguments: argparse.Namespace, stages: tuple[StageCheck, ...]) -> Facts:
+def look(arguments: argparse.Namespace) -> Facts:
     """Everything side by side, each within its limit."""
     plug = _start(lambda: look_at_plugin(PLUGIN_S))
     machine = _start(lambda: look_at_host(TOOLS))
@@ -82,6 +80,7 @@ def look(arguments: argparse.Namespace, stages: tuple[StageCheck, ...]) -> Facts
         etcd = _etcd(endpoint, arguments.prefix, launch)
     else:
         etcd = Trouble("not looked at, since the YAML may say how to reach it", "correct the YAML first", looked=False)
+    stages = stage_checks(launch.policies.preflight) if isinstance(launch, Launch) else ()
     told = _config(launch, arguments.config or os.environ.get(CONFIG) or "")
     host = _within(machine, HOST_S, "looking at this machine", "look for a file system that hangs")
     return Facts(_within(plug, PLUGIN_S + HOST_S, "importing torch", "try `python -c 'import torch'`"), told, etcd, host, private, stages)

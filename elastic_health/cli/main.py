@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from elastic_health._version import __version__
-from elastic_health.cli import analyze, baseline, doctor, papers, quarantine, runs, telling
+from elastic_health.cli import analyze, baseline, doctor, papers, preflight, quarantine, runs, telling
 from elastic_health.cli.codes import Code
 from elastic_health.cli.reach import NotFound
 from elastic_health.cli.show import say
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="elastic-health", description="What the healthy-etcd rendezvous knows, and what people may tell it.")
     top.add_argument("--version", action="version", version=__version__)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
-    for room in (telling, runs, quarantine, baseline, doctor, papers, analyze):
+    for room in (telling, runs, preflight, quarantine, baseline, doctor, papers, analyze):
         room.add_commands(commands)
     return top
 

@@ -6,10 +6,12 @@ Times are seconds.  `null` stands for "no such cap" where a type allows it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from elastic_health.config.fields import DAY_S, VARIABLE, Count, Seconds, Section, Short, SomeSeconds, Word, fields_of
+from elastic_health.config.preflight_model import PreflightSection
 from elastic_health.generations import Bounds
 from elastic_health.policies import (
     Automatic,
@@ -30,23 +32,10 @@ from elastic_health.policies import (
 )
 from elastic_health.rendezvous.keys import DEFAULT_PREFIX
 
-DAY_S = 86400.0
 URL = r"^(https?://.*)?$"
-VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-Seconds = Annotated[float, Field(ge=0.0, le=30 * DAY_S, allow_inf_nan=False)]
-Short = Annotated[float, Field(ge=0.0, le=600.0, allow_inf_nan=False)]
-SomeSeconds = Annotated[float, Field(ge=0.05, le=30 * DAY_S, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, le=1_000_000)]
 Cap = Count | None
 SomeTimes = Annotated[int, Field(ge=1, le=1000)]
 M, R, L, B = MembershipPolicy(), Caps(), StallPolicy(), Bounds()
-Word = Annotated[str, Field(max_length=4096)]
-
-
-class Section(BaseModel):
-    """A section: unknown keys are mistakes, and no value is bent into another type."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Tls(Section):
@@ -168,6 +157,7 @@ class Config(Section):
     checkpoints: CheckpointsSection = CheckpointsSection()
     page: PageSection = PageSection()
     observe_only: tuple[Automatic, ...] = Field(default=(), description="automatic actions that are decided and recorded, not done")
+    preflight: PreflightSection = PreflightSection()
     topology: TopologySection = TopologySection()
     ports: PortsSection = PortsSection()
 
@@ -178,21 +168,18 @@ class Config(Section):
             outage=OutagePolicy(self.store.outage.policy, self.store.outage.bound_s),
             drain=DrainPolicy(self.drain.deadline_s),
             recovery=RecoveryPolicy(
-                Caps(**_fields(self.restarts)), self.membership.scale_up, self.checkpoints.start_over, frozenset(self.observe_only)
+                Caps(**fields_of(self.restarts)), self.membership.scale_up, self.checkpoints.start_over, frozenset(self.observe_only)
             ),
-            stall=StallPolicy(**_fields(self.liveness)),
-            evidence=EvidencePolicy(**_fields(self.evidence)),
-            teardown=TeardownPolicy(**_fields(self.teardown)),
-            checkpoints=CheckpointPolicy(**_fields(self.checkpoints)),
-            page=PagePolicy(**_fields(self.page)),
+            stall=StallPolicy(**fields_of(self.liveness)),
+            evidence=EvidencePolicy(**fields_of(self.evidence)),
+            teardown=TeardownPolicy(**fields_of(self.teardown)),
+            checkpoints=CheckpointPolicy(**fields_of(self.checkpoints)),
+            page=PagePolicy(**fields_of(self.page)),
             warm=self.workers.warm,
+            preflight=self.preflight.policy(),
         )
 
     def _membership(self) -> MembershipPolicy:
         m = self.membership
         bounds = Bounds(m.lease_s, m.link_timeout_s, m.kill_grace_s, m.start_s)
         return MembershipPolicy(m.join_timeout_s, m.last_call_s, m.former_delay_s, m.scale_up, bounds, m.gather_s)
-
-
-def _fields(section: Section) -> dict[str, Any]:
-    return {name: getattr(section, name) for name in type(section).model_fields}

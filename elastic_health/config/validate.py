@@ -16,12 +16,16 @@ from pydantic_core import ErrorDetails
 from elastic_health.config.mistakes import ConfigMistakes, Mistake
 from elastic_health.config.model import Config
 from elastic_health.config.nodes import Document, Path, dotted, read
+from elastic_health.config.preflight_model import BUILT_IN, PreflightSection
 
+_CHECK_NAME = "a name of small letters, digits and _.- that begins with a letter"
 ALIASES: Mapping[str, str] = {"max_restarts": "total"}
 """Second spellings within `restarts`."""
 ELSEWHERE: Mapping[str, str] = {"max_restarts": "restarts.total", "join_timeout": "membership.join_timeout_s"}
 """Names that people look for at the top, and where they are."""
 _IN_WORDS: Mapping[str, str] = {
+    "preflight.node_type": "a name of letters, digits and ._:@-",
+    "preflight.bandwidth.check": _CHECK_NAME,
     "store.prefix": "a path of letters, digits and ._:@- that begins and ends with /",
     "store.user": "a user's name, without a password",
     "store.password_env": "the name of an environment variable",
@@ -41,6 +45,7 @@ _TYPES: Mapping[str, str] = {
     "tuple_type": "a list",
     "model_type": "a mapping of keys",
     "model_attributes_type": "a mapping of keys",
+    "greater_than": "above {gt:g}",
     "greater_than_equal": "at least {ge:g}",
     "less_than_equal": "at most {le:g}",
     "string_too_long": "at most {max_length} characters",
@@ -120,10 +125,12 @@ def _mistake(error: ErrorDetails, doc: Document) -> Mistake:
     path: Path = _known_part(error["loc"], doc)
     if error["type"] == "extra_forbidden":
         return _unknown(path, doc)
+    if error["type"] == "missing":
+        return Mistake(doc.line(path), dotted(path), f"the key `{error['loc'][-1]}`", "none")
     context = error.get("ctx") or {}
     expected = _TYPES.get(error["type"], error["msg"][:1].lower() + error["msg"][1:]).format_map(_Context(context))
     if error["type"] == "string_pattern_mismatch":
-        expected = _IN_WORDS.get(dotted(path), expected)
+        expected = _IN_WORDS.get(dotted(path), _CHECK_NAME if path[:2] == ("preflight", "own") else expected)
     if _optional(path):
         expected += ", or null"
     return Mistake(doc.line(path), dotted(path), expected, doc.shown.get(path, "nothing"))
@@ -177,9 +184,13 @@ def _merged(mistakes: Iterator[Mistake]) -> list[Mistake]:
 
 def _model_at(path: Path) -> type[BaseModel] | None:
     model: type[BaseModel] = Config
+    items: type[BaseModel] | None = None
     for part in path:
-        field = model.model_fields.get(str(part))
-        inner = _model_of(field.annotation) if field else None
+        field = None if isinstance(part, int) else model.model_fields.get(part)
+        inner = items if isinstance(part, int) else _model_of(field.annotation) if field else None
+        items = _item_of(field.annotation) if field else None
+        if inner is None and items is not None and part is not path[-1]:
+            continue
         if inner is None:
             return None
         model = inner
@@ -190,6 +201,12 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return next((m for m in map(_model_of, typing.get_args(annotation)) if m), None)
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _item_of(annotation: Any) -> type[BaseModel] | None:
+    """The model of a list's entries."""
+    inner = typing.get_args(annotation)
+    return _model_of(inner[0]) if typing.get_origin(annotation) is tuple and inner else None
 
 
 def _optional(path: Path) -> bool:
@@ -234,5 +251,26 @@ def _crossed(config: Config, doc: Document) -> Iterator[Mistake]:
         yield mistake("store.tls", "cert and key, or neither", "one of them")
     if config.page.webhook and config.page.webhook_env:
         yield mistake("page.webhook_env", "one of webhook and webhook_env", "both")
+    yield from _own_checks(config.preflight, doc)
     if sorted(config.restarts.backoff_s) != list(config.restarts.backoff_s):
         yield mistake("restarts.backoff_s", "seconds that never get less", ", ".join(f"{s:g}" for s in config.restarts.backoff_s))
+
+
+def _own_checks(section: PreflightSection, doc: Document) -> Iterator[Mistake]:
+    """Each has a name of its own, and one thing to run."""
+
+    def mistake(index: int, field: str, expected: str, found: str) -> Mistake:
+        path: Path = ("preflight", "own", index, field)
+        return Mistake(doc.line(path), dotted(path), expected, found)
+
+    seen: set[str] = set()
+    for i, one in enumerate(section.own):
+        if one.name in BUILT_IN or one.name in seen:
+            yield mistake(i, "name", f"a name that no other check has (nor {', '.join(BUILT_IN)})", one.name)
+        seen.add(one.name)
+        if bool(one.command) == bool(one.entry):
+            yield mistake(i, "command", "command or entry", "both" if one.entry else "neither")
+    h = section.host
+    if h.clock_fail_s < h.clock_s:
+        path: Path = ("preflight", "host", "clock_fail_s")
+        yield Mistake(doc.line(path), dotted(path), f"at least clock_s={h.clock_s:g}", f"{h.clock_fail_s:g}")

@@ -5,12 +5,39 @@ from __future__ import annotations
 import http.client
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from elastic_health.preflight.clock import ClockSample, from_date
+from elastic_health.rendezvous.endpoints import TlsFiles, parse_endpoints
 
 PATH = "/version"
 TIMEOUT_S = 1.0
+
+
+def store_clock(endpoints: str, tls: TlsFiles | None) -> Callable[[], tuple[ClockSample, ...]]:
+    """What looks at the clock of a store that is spelled as in --rdzv-endpoint; its look is empty where nobody tells the time.
+
+    Raises:
+        ConfigError: an endpoint is malformed.
+    """
+    parsed = parse_endpoints(endpoints)
+    files = tls if tls is not None else TlsFiles() if parsed[0].tls else None
+
+    def look() -> tuple[ClockSample, ...]:
+        try:
+            context = _context(files) if files is not None else None
+        except (OSError, ssl.SSLError):
+            return ()
+        return ask_clock([(e.host, e.port) for e in parsed], context, (files.server_name if files else None) or "")
+
+    return look
+
+
+def _context(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=files.ca)
+    if files.certificate is not None:
+        context.load_cert_chain(files.certificate, files.key)
+    return context
 
 
 def ask_clock(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from elastic_health.preflight.doctor_facts import ConfigFacts, Facts, HostFacts, PlugFacts, StageCheck, Trouble
 from elastic_health.preflight.doctor_lines import Line, Mark, Topic, version_of
 from elastic_health.preflight.doctor_store import etcd
+from elastic_health.preflight.host_limits import HostLimits
 
 MIB = 1024.0**2
 GIB = 1024.0**3
@@ -168,7 +169,7 @@ def _shared_memory(h: HostFacts) -> Line:
     if h.shm_free_bytes is None:
         return Line(Topic.SHARED_MEMORY, Mark.FAIL, "no /dev/shm: workers and loaders share memory there", "mount a tmpfs at /dev/shm")
     found = f"{h.shm_free_bytes / GIB:.3g} GiB free of {h.shm_bytes / GIB:.3g} GiB in /dev/shm"
-    if h.shm_free_bytes < 32 * MIB:
+    if h.shm_free_bytes < HostLimits().shm_bytes:
         return Line(Topic.SHARED_MEMORY, Mark.FAIL, found, do)
     return Line(Topic.SHARED_MEMORY, Mark.WARN if h.shm_free_bytes < GIB else Mark.OK, found, do if h.shm_free_bytes < GIB else "")
 

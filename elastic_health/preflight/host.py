@@ -84,8 +84,8 @@ def _memory(memory: Memory, limits: HostLimits) -> Iterator[Finding]:
     advice = "look for leftover processes; in a container or job step raise its memory limit"
     if memory.available_bytes < limits.memory_bytes:
         yield _low(f"{gib:.1f} GiB of memory available", gib, least, "GiB", advice, Level.FAIL)
-    elif memory.available_bytes < limits.memory_fraction * memory.total_bytes:
-        wanted = limits.memory_fraction * memory.total_bytes / GIB
+    elif memory.available_bytes < (comfort := max(limits.memory_comfort_bytes, limits.memory_fraction * memory.total_bytes)):
+        wanted = comfort / GIB
         yield _low(f"{gib:.1f} GiB of {memory.total_bytes / GIB:.1f} GiB of memory available", gib, wanted, "GiB", advice, Level.WARN)
 
 
@@ -99,7 +99,7 @@ def _space(space: Space, limits: HostLimits) -> Iterator[Finding]:
         yield Finding(FindingKind.LOW_RESOURCE, f"{space.path} is mounted read-only", advice=advice)
     shared = space.path == "/dev/shm"
     least, fraction = (limits.shm_bytes, 0.0) if shared else (limits.disk_bytes, limits.disk_fraction)
-    comfort = limits.shm_comfort_bytes if shared else 0
+    comfort = limits.shm_comfort_bytes if shared else limits.disk_comfort_bytes
     yield from _bytes(space, least, max(comfort, fraction * space.total_bytes), CONTAINER_ADVICE if shared else "delete what is old")
     wanted = limits.inode_fraction * space.total_inodes
     if space.total_inodes and space.free_inodes < wanted:

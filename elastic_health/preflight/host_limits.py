@@ -17,14 +17,17 @@ class HostLimits:
 
     Attributes:
         parts: what is looked at.
-        memory_bytes: available memory below this fails: less than a torch process with CUDA alone takes at its start.
+        memory_bytes: available memory below this fails: less than a process takes that imports torch.
+        memory_comfort_bytes: below this warns: less than a torch process with CUDA takes at its start.
         memory_fraction: available memory below this part of all warns: at 10 % earlyoom begins to kill.
         paths: whose file systems are looked at, besides /dev/shm: checkpoints, logs, /tmp.
-        disk_bytes: free space below this fails.
+        disk_bytes: free space below this fails: not even logs and evidence have room.
+        disk_comfort_bytes: below this warns.
         disk_fraction: free space below this part warns: kubelet's default eviction bound `nodefs.available<10%`.
         inode_fraction: free inodes below this part warn: kubelet's `nodefs.inodesFree<5%`.
-        shm_bytes: free /dev/shm below this fails.  Docker's default of 64 MiB in all still passes: it does for one small
-            worker; NCCL and data loaders die by SIGBUS or "unable to open shared memory" when it is used up.
+        shm_bytes: free /dev/shm below this fails: not even the workers' progress pages have room.  Docker's default of 64 MiB
+            in all passes: it does for one small worker; NCCL and data loaders die by SIGBUS or "unable to open shared
+            memory" when it is used up.
         shm_comfort_bytes: below this warns: NVIDIA's NCCL user guide (Troubleshooting, Docker) asks for --shm-size=1g.
         open_files: a hard limit below this fails: the usual soft default, used up by one worker's sockets and loaders.
         open_files_comfort: below this warns: twice the kernel's old default hard limit of 4096.
@@ -44,13 +47,15 @@ class HostLimits:
     """
 
     parts: tuple[Part, ...] = tuple(Part)
-    memory_bytes: float = 1 * GIB
+    memory_bytes: float = 256 * MIB
+    memory_comfort_bytes: float = 1 * GIB
     memory_fraction: float = 0.10
     paths: tuple[str, ...] = ("/tmp",)
-    disk_bytes: float = 1 * GIB
+    disk_bytes: float = 128 * MIB
+    disk_comfort_bytes: float = 1 * GIB
     disk_fraction: float = 0.10
     inode_fraction: float = 0.05
-    shm_bytes: float = 32 * MIB
+    shm_bytes: float = 4 * MIB
     shm_comfort_bytes: float = 1 * GIB
     open_files: int = 1024
     open_files_comfort: int = 8192

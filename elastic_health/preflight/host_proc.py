@@ -18,7 +18,7 @@ from elastic_health.preflight.commands import Command, Ended, Ran, cleaned
 from elastic_health.preflight.host import JudgeLog, judge_host
 from elastic_health.preflight.host_facts import Gpus, HostFacts, Limits, Memory, Network, Orphan, Part, Space
 from elastic_health.preflight.host_limits import HostLimits
-from elastic_health.preflight.host_os import SHM
+from elastic_health.preflight.host_os import SHM, limits as host_limits, memory
 from elastic_health.preflight.kernel_log_os import KMSG, read_kernel_log
 from elastic_health.preflight.results import CheckResult
 from elastic_health.preflight.tool import judged
@@ -31,6 +31,10 @@ _READ_AS: Mapping[str, Any] = {
     Part.NETWORK.value: Network,
     Part.GPUS.value: Gpus,
 }
+QUICK = frozenset((Part.MEMORY, Part.LIMITS, Part.CLOCK, Part.KERNEL_LOG))
+"""Parts that never block and cost milliseconds: a check of these alone starts no process."""
+NEWEST_BYTES = 128 * 1024
+"""Such a check reads so much of the kernel log: what is older was seen when the node joined."""
 
 
 def host_runner(
@@ -41,23 +45,41 @@ def host_runner(
 ) -> Runner:
     """The runner of the host check.  Its parameters are the fields of `HostLimits`, and `kernel_log`, a file to read in its place.
 
+    Parts that are all `QUICK` are looked at in this process.
+
     Args:
         clock: looks at the store's clock; None where there is none.
         xid: judges the kernel's messages.
-        facts: reads the host (default: `read_facts`).
+        facts: reads the host (default: `read_facts`, or `read_here`).
     """
-    read = facts or read_facts
 
     def run(spec: CheckSpec, context: Context, cancel: Cancel) -> CheckResult:
         limits = build(HostLimits, dict(spec.parameters), f"check {spec.name}")
         samples = clock() if clock is not None and limits.wants(Part.CLOCK) else None
-        log = read_kernel_log(parameter(spec, "kernel_log", str, KMSG)) if xid is not None and limits.wants(Part.KERNEL_LOG) else None
+        quick = QUICK.issuperset(limits.parts)
+        read = facts or (read_here if quick else read_facts)
+        path, newest_bytes = parameter(spec, "kernel_log", str, KMSG), NEWEST_BYTES if quick else 0
+        log = read_kernel_log(path, newest_bytes=newest_bytes) if xid is not None and limits.wants(Part.KERNEL_LOG) else None
         found, ran = read(limits, spec.time_limit_s, cancel)
         result = judge_host(found, limits, clock=samples, log=log, xid=xid)
         whole = dataclasses.replace(ran, ended=Ended.BY_ITSELF, omitted=0)  # what did not answer is named in the facts
         return judged(spec, whole, lambda ran: result)
 
     return run
+
+
+def read_here(limits: HostLimits, limit_s: float, cancel: Cancel | None = None) -> tuple[HostFacts, Ran]:
+    """The quick parts' facts, read in this process."""
+    silent: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    readers: Mapping[Part, Callable[[], Any]] = {Part.MEMORY: memory, Part.LIMITS: host_limits}
+    for part in limits.parts:
+        if part in readers:
+            try:
+                values[part.value] = readers[part]()
+            except (OSError, ValueError) as error:
+                silent[part.value] = f"{type(error).__name__}: {error}"
+    return HostFacts(**values, silent=silent), Ran((), Ended.BY_ITSELF)
 
 
 def read_facts(limits: HostLimits, limit_s: float, cancel: Cancel | None = None) -> tuple[HostFacts, Ran]:

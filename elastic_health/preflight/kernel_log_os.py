@@ -21,27 +21,28 @@ _RECORD_BYTES = 8192
 _DMESG_LIMIT_S = 3.0
 
 
-def read_kernel_log(path: str = KMSG) -> KernelLog:
+def read_kernel_log(path: str = KMSG, *, newest_bytes: int = 0) -> KernelLog:
     """Read all that is there.
 
     Args:
         path: the device, or a file to read in its place (a container that has the host's log mounted).
+        newest_bytes: read no more than about this, and start no program for it; 0: all.
     """
     try:
-        return KernelLog(_read(path))
+        return KernelLog(_read(path, newest_bytes or MAX_BYTES))
     except OSError as error:
         why = f"{path}: {error.strerror}"
-    return _dmesg(why) if path == KMSG else KernelLog(readable=False, why_not=why)
+    return _dmesg(why) if path == KMSG and not newest_bytes else KernelLog(readable=False, why_not=why)
 
 
-def _read(path: str) -> str:
+def _read(path: str, most: int) -> str:
     """One record a read, or a part of a file."""
     kept: deque[bytes] = deque()
     size = 0
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        if os.fstat(fd).st_size > MAX_BYTES:  # a file
-            os.lseek(fd, -MAX_BYTES, os.SEEK_END)
+        if os.fstat(fd).st_size > most:  # a file
+            os.lseek(fd, -most, os.SEEK_END)
         while True:
             try:
                 data = os.read(fd, _RECORD_BYTES)
@@ -55,7 +56,7 @@ def _read(path: str) -> str:
                 break
             kept.append(data)
             size += len(data)
-            while size > MAX_BYTES:
+            while size > most:
                 size -= len(kept.popleft())
     finally:
         os.close(fd)

@@ -325,7 +325,6 @@ def _is_stray(line: str) -> bool:
     return False
 
 
-
 def documents(lines: Sequence[str], wanted: Callable[[Mapping[str, Any]], bool], hint: re.Pattern[str] | None = None) -> Found:
     """The JSON objects in `lines` that are `wanted`, in order; no others are kept in memory.
 

@@ -10,6 +10,7 @@ from datetime import datetime
 
 from elastic_health.generations import CheckpointState, Generation, GenerationKind, Member, RestorePlan
 from elastic_health.incidents import Record
+from elastic_health.preflight.standing import ACTION as PREFLIGHT
 from elastic_health.recovery.snapshot import RunSnapshot, RunState
 from elastic_health.verdicts import Verdict, VerdictKind
 
@@ -24,11 +25,15 @@ def story(snap: RunSnapshot) -> tuple[str, ...]:
 
 def _lines(snap: RunSnapshot) -> Iterator[str]:
     yield headline(snap)
+    yield from (f"{_KEPT.get(r.decision, r.decision)}: {', '.join(r.nodes)}: {r.reason}" for r in snap.records if r.action == PREFLIGHT)
     yield from (f"skipped: positions [{w.start}, {w.end}){_because(w.reason)}" for w in snap.skips)
     for number in sorted(snap.generations):
         yield ""
         yield from _generation(snap, snap.generations[number])
     yield from (line for line in _unreadable(snap))
+
+
+_KEPT: Mapping[str, str] = {"refuse": "kept out by its preflight", "admit_observed": "let in, although its preflight failed"}
 
 
 def headline(snap: RunSnapshot) -> str:

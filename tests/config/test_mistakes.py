@@ -168,3 +168,32 @@ def test_password_from_file_or_variable(tmp_path: Path) -> None:
         read_password(StoreSection(user="u", password_env="PW"), {})
     with pytest.raises(ConfigError, match="permissions"):
         tls_files(StoreSection(tls=Tls(ca=str(tmp_path / "absent.pem"))))
+
+
+PREFLIGHT = {
+    "a word for another": ("preflight: {mode: on}", 1, "preflight.mode", "one of 'enforce', 'observe_only' or 'off'", "on"),
+    "a level that there isn't": ("preflight:\n  dcgm:\n    levels:\n      join: 9", 4, "preflight.dcgm.levels.join", "at most 4", "9"),
+    "a ratio of nothing": ("preflight: {bandwidth: {min_ratio: 0}}", 1, "preflight.bandwidth.min_ratio", "above 0", "0"),
+    "near a key of an own check": (
+        "preflight:\n  own:\n    - {name: raid, command: [x], stage: [join]}", 3, "preflight.own[0].stage", "a known key",
+        "`stage`; did you mean `preflight.own[0].stages`?",
+    ),
+    "an own check without a name": ("preflight:\n  own:\n    - {command: [x]}", 3, "preflight.own[0]", "the key `name`", "none"),
+    "an own check with another's name": (
+        "preflight:\n  own:\n    - name: host\n      command: [x]", 3, "preflight.own[0].name",
+        "a name that no other check has (nor host, canary, dcgm, bandwidth, pair)", "host",
+    ),
+    "an own check with nothing to run": (
+        "preflight:\n  own:\n    - name: raid", 3, "preflight.own[0].command", "command or entry", "neither",
+    ),
+    "clock bounds the wrong way round": (
+        "preflight: {host: {clock_fail_s: 0.5}}", 1, "preflight.host.clock_fail_s", "at least clock_s=1", "0.5",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.spec("P7")
+@pytest.mark.parametrize("name", PREFLIGHT)
+def test_a_mistake_in_preflight(name: str) -> None:
+    text, *expected = PREFLIGHT[name]
+    assert mistakes(text) == [tuple(expected)]

@@ -22,6 +22,7 @@ from elastic_health.preflight.host_facts import (
 )
 from elastic_health.preflight.host_limits import HostLimits, fits
 from elastic_health.preflight.results import CheckResult, Outcome, not_measured
+from elastic_health.preflight.xid import analyze_xid
 from tests.preflight.hosts import GIB, GOOD, MIB, gpu, host, judged, levels, only
 
 pytestmark = pytest.mark.spec("P5")
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.spec("P5")
 
 @pytest.mark.parametrize(
     ("available_gib", "outcome"),
-    [(100.0, Outcome.PASS), (25.7, Outcome.PASS), (25.5, Outcome.WARN), (1.0, Outcome.WARN), (0.9, Outcome.FAIL)],
+    [(100.0, Outcome.PASS), (25.7, Outcome.PASS), (25.5, Outcome.WARN), (0.25, Outcome.WARN), (0.2, Outcome.FAIL)],
 )
 def test_memory(available_gib: float, outcome: Outcome) -> None:
     result = judged(HostFacts(memory=Memory(256 * GIB, int(available_gib * GIB))))
@@ -39,7 +40,7 @@ def test_memory(available_gib: float, outcome: Outcome) -> None:
     if outcome is not Outcome.PASS:
         found = only(result)
         assert found.kind is FindingKind.LOW_RESOURCE and found.unit == "GiB" and found.advice
-        assert found.measured == pytest.approx(available_gib) and found.required == pytest.approx(1.0 if outcome is Outcome.FAIL else 25.6)
+        assert found.measured == pytest.approx(available_gib) and found.required == pytest.approx(0.25 if outcome is Outcome.FAIL else 25.6)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +48,15 @@ def test_memory(available_gib: float, outcome: Outcome) -> None:
     [
         (Space("/scratch", 1000 * GIB, 500 * GIB), Outcome.PASS),
         (Space("/scratch", 1000 * GIB, 99 * GIB), Outcome.WARN),
-        (Space("/scratch", 5 * GIB, GIB // 2), Outcome.FAIL),
+        (Space("/scratch", 5 * GIB, GIB * 9 // 10), Outcome.WARN),
+        (Space("/scratch", 5 * GIB, GIB // 10), Outcome.FAIL),
         (Space("/scratch", 1000 * GIB, 500 * GIB, 1000, 49), Outcome.WARN),
         (Space("/scratch", 1000 * GIB, 500 * GIB, 0, 0), Outcome.PASS),
         (Space("/scratch", 1000 * GIB, 500 * GIB, read_only=True), Outcome.FAIL),
         (Space("/scratch", error="No such file or directory"), Outcome.FAIL),
         (Space("/dev/shm", 64 * MIB, 64 * MIB), Outcome.WARN),
-        (Space("/dev/shm", 64 * MIB, 31 * MIB), Outcome.FAIL),
+        (Space("/dev/shm", 16 * MIB, 5 * MIB), Outcome.WARN),
+        (Space("/dev/shm", 64 * MIB, 3 * MIB), Outcome.FAIL),
         (Space("/dev/shm", 24 * GIB, 2 * GIB), Outcome.PASS),
     ],
 )
@@ -179,3 +182,19 @@ def test_every_part_can_be_left_out() -> None:
         alone = judge_host(bad, HostLimits(parts=(part,)), clock=clock, log=log, xid=xid)
         assert len(alone.findings) == 1, part
     assert judge_host(bad, HostLimits(parts=()), clock=clock, log=log, xid=xid).findings == ()
+
+
+@pytest.mark.spec("P7")
+def test_the_default_limits_refuse_no_small_but_sound_machine() -> None:
+    """2 GB of memory, Docker's /dev/shm, 1024 open files, no card up, a kernel log that nobody may read, no GPU."""
+    facts = HostFacts(
+        memory=Memory(2 * GIB, GIB // 2),
+        spaces=(Space("/tmp", 8 * GIB, GIB // 2), Space("/dev/shm", 64 * MIB, 60 * MIB)),
+        limits=Limits(1024, 1024, 64 * 1024),
+        network=Network((Nic("lo", True, False), Nic("eth0", False, True))),
+        gpus=Gpus(0, False, "no NVIDIA GPU here"),
+        orphans=(),
+    )
+    log = KernelLog(readable=False, why_not="/dev/kmsg: Operation not permitted")
+    result = judge_host(facts, HostLimits(), clock=None, log=log, xid=lambda text: analyze_xid(text, readable=True))
+    assert result.outcome is Outcome.WARN and {f.level for f in result.findings} == {Level.WARN, Level.NOTE}

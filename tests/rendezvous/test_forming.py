@@ -38,6 +38,7 @@ class Row:
 
 SEEN = replace(NOBODY, verdict_seen=90.0)
 ENDED = verdict(1)
+BROKEN = replace(verdict(1), nodes=("b",), signature="device_error:ecc")
 ROWS = (
     Row("the last generation runs", view([entry("c")], AB), Wait.NO_VERDICT),
     Row("the run has finished", view([entry("a")], AB, verdict(1, VerdictKind.FINISH)), Wait.ENDED, SEEN),
@@ -58,6 +59,9 @@ ROWS = (
     Row("it runs its checks, and there is room", view([entry("a"), entry("b", 2, CHECKING)], AB, ENDED), Wait.MEMBER_ALIVE, SEEN, who=(B,),
         until=90 + POLICY.bounds.start_s),
     Row("it runs its checks, for too long", view([entry("a"), entry("b", 2, CHECKING)], AB, ENDED), "a", replace(SEEN, verdict_seen=30.0)),
+    Row("it runs its checks, and is blamed", view([entry("a"), entry("b", 2, CHECKING)], AB, BROKEN), Wait.MEMBER_ALIVE,
+        replace(SEEN, verdict_seen=99.5), who=(B,), until=99.5 + POLICY.last_call_s),
+    Row("it is blamed and runs those of a new node", view([entry("a"), entry("b", 2, CHECKING)], AB, BROKEN), "a", SEEN),
     Row("it runs its checks, the group is full", view([entry("a"), entry("c", 1), entry("b", 2, CHECKING)], AB, ENDED), "ac", SEEN),
     Row("a full group waits for one that may still run workers", view([entry("a"), entry("c", 1)], AB, ENDED), Wait.MEMBER_NOT_PROVEN,
         replace(SEEN, gone_since={B: 98.0}), until=98 + BOUND_S, who=(B,)),
