@@ -180,7 +180,9 @@ def _txn_failed(d: Draft, e: ev.TxnFailed) -> None:
         later = "; it is tried again" if e.full else ""
         d.say("store_refuses", f"{_written(sent)} could not be written ({sent.purpose.value}): {e.reason}{later}", warn=True)
         pause = RESEND_S[-1]
-    if e.ambiguous and sent.purpose in RESENT:
+    # Once a try has been unsure, a later one that surely failed settles nothing: the first may have landed.
+    unsure = e.ambiguous or (sent.tries > 1 and not (e.fatal or e.lease_gone))
+    if unsure and sent.purpose in RESENT:
         again = dataclasses.replace(sent, resend_at=d.now + pause, tries=sent.tries + 1)
         d.set(sent={**d.s.sent, sent.id: again})
         return

@@ -196,6 +196,28 @@ def test_an_unanswered_write_is_sent_again_unchanged(purpose: Purpose, landed: b
     assert g.current().number == 1
 
 
+@pytest.mark.spec("R1", "R2")
+def test_a_later_try_that_surely_failed_does_not_settle_an_earlier_one() -> None:
+    """Found by the simulator: `member` lands, its answer is lost, the next try finds no store, and meanwhile the generation ends.
+    Forgotten, the write would leave a member in the store that is ready in its own eyes, and everybody waiting for it."""
+    g = Group(2, 2)
+    a, b = Agent(g, "a"), Agent(g, "b")
+    b.withheld.add(Purpose.MEMBER)
+    g.agents += [a, b]
+    g.run()
+    sent = b.state.under_way(Purpose.MEMBER)
+    assert sent is not None and g.store.apply(sent.txn).succeeded
+    g.store_down(b)
+    b.withheld.clear()
+    b.feed(ev.TxnFailed(sent.id, ambiguous=True))
+    g.wait(1.0)  # tried again, in vain
+    assert len([e for e in b.told(ev.Send) if isinstance(e, ev.Send) and e.id == sent.id]) > 1
+    a.judge(Cause.WORKER_EXIT)
+    g.store_back()
+    g.wait(10.0)
+    assert (g.current().number, g.members(), a.phase, b.phase) == (2, ["a", "b"], Phase.RUNNING, Phase.RUNNING)
+
+
 @pytest.mark.spec("R1")
 @pytest.mark.parametrize("landed", [True, False])
 def test_an_unanswered_verdict_and_commit_come_out_once(landed: bool) -> None:
