@@ -125,7 +125,9 @@ class Gatekeeper:
         from elastic_health.preflight.runners_proc import Stored
 
         me, keys = self._state().settings.me, self._state().settings.keys
-        site = Site(me.node, keys.run, me.workers, Stored(self._store, self._fleet, self._barred), self._clock)
+        host, expect = me.address.rpartition(":")[0].strip("[]"), me.spec.min_nodes
+        stored = Stored(self._store, self._fleet, self._barred)
+        site = Site(me.node, keys.run, me.workers, stored, self._clock, host=host, expect=expect)
         return admit(self._policy, self._stage(stage), site, order)
 
     @property

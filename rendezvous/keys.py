@@ -97,6 +97,10 @@ class FleetKeys:
         """Created once, by the check of a node whose own vote wasn't needed for it."""
         return f"{self.canary(fingerprint)}learned"
 
+    @property
+    def pairs_root(self) -> str:
+        return f"{self.prefix}pairs/"
+
     def pairs(self, pool: str) -> str:
         """Where nodes of one pool meet for the pair check; `pool` must have passed `check_segment`."""
         return f"{self.prefix}pairs/{pool}/"

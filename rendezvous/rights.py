@@ -17,9 +17,9 @@ def needed(keys: RunKeys) -> tuple[tuple[str, str], ...]:
 
 
 def wanted(prefix: str) -> tuple[tuple[str, str], ...]:
-    """What the preflight uses besides: votes on canary digests, nodes' standings, baselines."""
+    """What the preflight uses besides: votes on canary digests, nodes' standings, meetings of pairs, baselines."""
     fleet = FleetKeys(prefix)
-    return (("readwrite", fleet.canary_root), ("readwrite", fleet.preflights), ("read", fleet.baselines))
+    return (("readwrite", fleet.canary_root), ("readwrite", fleet.preflights), ("readwrite", fleet.pairs_root), ("read", fleet.baselines))
 
 
 def explained(refused: StoreRefused, keys: RunKeys) -> StoreRefused:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -12,6 +13,7 @@ from elastic_health.preflight.breaker import BreakerPolicy
 from elastic_health.preflight.checks import GPU_LANE, CheckSpec, Kind, Stage, Unmeasured
 from elastic_health.preflight.host_facts import Part
 from elastic_health.preflight.host_limits import HostLimits
+from elastic_health.preflight.pair_bench import PairRules
 from elastic_health.preflight.policy import (
     ADMISSION,
     BANDWIDTH,
@@ -22,6 +24,7 @@ from elastic_health.preflight.policy import (
     DCGM_LIMITS_S,
     HOST_LIMIT_S,
     KERNEL_LOG,
+    PAIR_LIMIT_S,
     RESTART_PARTS,
     Mode,
     PreflightPolicy,
@@ -30,8 +33,9 @@ from elastic_health.preflight.policy import (
     host_specs,
 )
 
-H, K, P, Q = HostLimits(), BreakerPolicy(), PreflightPolicy(), QuarantineAfter()
+H, K, P, Q, R = HostLimits(), BreakerPolicy(), PreflightPolicy(), QuarantineAfter(), PairRules()
 Limit = Annotated[float, Field(ge=0.1, le=DAY_S)]
+Ratio = Annotated[float, Field(gt=0.0, le=1.0)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Amount = Annotated[float, Field(ge=0.0, le=1e18)]
 Names = Annotated[tuple[Word, ...], Field(max_length=256)]
@@ -125,7 +129,40 @@ class BandwidthSection(CheckSection):
     command: Annotated[Names, Field(min_length=1)] = Field(default=BANDWIDTH.command, description="nccl-tests; {gpus} is their number")
     check: CheckName = Field(default=BANDWIDTH.check, description="the baseline's name, as in `elastic-health baseline record --check`")
     file: Word = Field(default=BANDWIDTH.file, description='the baseline is in this file; "": in etcd')
-    min_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = Field(default=BANDWIDTH.min_ratio, description="of the baseline's median")
+    min_ratio: Ratio = Field(default=BANDWIDTH.min_ratio, description="of the baseline's median")
+
+
+class PairSection(CheckSection):
+    """The fields of `pair_bench.PairRules`."""
+
+    stages: Stages = Field(default=(), description="when it runs: join, after_repair")
+    time_limit_s: Limit = Field(default=PAIR_LIMIT_S, description="for the whole meeting")
+    wait_s: SomeSeconds = Field(default=R.wait_s, description="wait so long for another node to come")
+    settle_s: SomeSeconds = Field(default=R.settle_s, description="once two are there, wait so long for further ones")
+    expect: Count = Field(default=R.expect, description="don't wait once so many are there; 0: the MIN of --nnodes")
+    round_s: SomeSeconds = Field(default=R.round_s, description="of one measurement of one pair")
+    sizes: Annotated[tuple[Annotated[int, Field(ge=4, le=1 << 34)], ...], Field(min_length=1, max_length=64)] = Field(
+        default=R.sizes, description="of messages, in bytes, rising"
+    )
+    iterations: Annotated[int, Field(ge=1, le=1_000_000)] = Field(default=R.iterations, description="of each size")
+    warmup: Count = Field(default=R.warmup, description="of each size, before them")
+    backend: Annotated[str, Field(pattern=r"^(gloo|nccl)?$")] = Field(default=R.backend, description='"": nccl where a GPU is, else gloo')
+    min_ratio: Ratio = Field(default=R.min_ratio, description="of the baseline's median")
+    meeting_ratio: Ratio = Field(default=R.meeting_ratio, description="without a baseline: of the median of the other pairs")
+    fewest_sizes: Annotated[int, Field(ge=1, le=64)] = Field(default=R.fewest_sizes, description="that must be comparable with it")
+    command: Names = Field(default=R.command, description="in place of the built-in benchmark")
+    ranks: Count = Field(default=R.ranks, description="GPUs that take part in command; 0: any number")
+    port: Annotated[int, Field(ge=0, le=65535)] = Field(default=R.port, description="at which the first of a pair is met; 0: a free one")
+    pool: Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._:@-]{0,252})?$")] = Field(
+        default=R.pool, description='nodes of one pool meet; "": those of one run and node type'
+    )
+
+    def specs(self) -> tuple[CheckSpec, ...]:
+        """None where it runs at no stage.  An unblamed node that comes back is never measured again."""
+        common = set(CheckSection.model_fields)
+        said = {name: value for name, value in fields_of(self).items() if name not in common}
+        one = self.spec("pair", Kind.PAIR, GPU_LANE, plain(said))
+        return (replace(one, stages=one.stages & ADMISSION),) if one.stages & ADMISSION else ()
 
 
 class OwnSection(CheckSection):
@@ -166,6 +203,7 @@ class PreflightSection(Section):
     canary: CanarySection = CanarySection()
     dcgm: DcgmSection = DcgmSection()
     bandwidth: BandwidthSection = BandwidthSection()
+    pair: PairSection = PairSection()
     own: Annotated[tuple[OwnSection, ...], Field(max_length=64)] = Field(default=(), description="own checks")
     quarantine: QuarantineSection = QuarantineSection()
     breaker: BreakerSection = BreakerSection()
@@ -178,6 +216,7 @@ class PreflightSection(Section):
             self.canary.spec("canary", Kind.CANARY, GPU_LANE, {"wait_s": self.canary.wait_s}),
             *self.dcgm.specs(),
             b.spec("bandwidth", Kind.BANDWIDTH, GPU_LANE, plain({n: getattr(b, n) for n in ("command", "check", "file", "min_ratio")})),
+            *self.pair.specs(),
             *(one.own_spec() for one in self.own),
         )
         quarantine, breaker = QuarantineAfter(**fields_of(self.quarantine)), BreakerPolicy(**fields_of(self.breaker))

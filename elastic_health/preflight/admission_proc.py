@@ -14,6 +14,7 @@ from elastic_health.preflight.clock import ClockSample
 from elastic_health.preflight.dcgm import parse_dcgm
 from elastic_health.preflight.gate import Decision, decide
 from elastic_health.preflight.gate_proc import run_stage
+from elastic_health.preflight.pairs_proc import pair_runner
 from elastic_health.preflight.policy import PreflightPolicy
 from elastic_health.preflight.registry_proc import registry
 from elastic_health.preflight.results import CheckResult
@@ -34,6 +35,8 @@ class Site:
         stored: votes and baselines.
         clock: looks at the store's clock, None where there is no store.
         secrets: names of variables that no check may see.
+        host: this node's address, at which other nodes reach it ("": unknown).
+        expect: how many nodes will be checked at the same time, as far as is known.
     """
 
     node: str
@@ -42,12 +45,17 @@ class Site:
     stored: Stored = field(default_factory=Stored)
     clock: Callable[[], tuple[ClockSample, ...]] | None = None
     secrets: frozenset[str] = frozenset()
+    host: str = ""
+    expect: int = 0
 
 
 def runners(site: Site) -> Registry:
     """Who runs which kind of check here."""
     tools: Mapping[Kind, Tool] = {Kind.DCGM: Tool(_diag, lambda ran: parse_dcgm(ran.stdout, ran.status, ran.stderr))}
     ours = {Kind.CANARY: canary_runner(site.stored, site.secrets), Kind.BANDWIDTH: bandwidth_runner(site.stored, site.secrets)}
+    store, keys = site.stored.store, site.stored.keys
+    if store is not None:
+        ours[Kind.PAIR] = pair_runner(store, site.host, keys=keys, expect=site.expect, secrets=site.secrets)
     return registry(tools=tools, runners=ours, clock=site.clock, xid=judge_log, secrets=site.secrets)
 
 

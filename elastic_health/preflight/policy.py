@@ -16,7 +16,7 @@ ADMISSION = frozenset((Stage.JOIN, Stage.AFTER_REPAIR))
 DCGM_LIMITS_S: Mapping[int, float] = {1: 60.0, 2: 300.0, 3: 2700.0, 4: 10800.0}
 """By level, well above what NVIDIA's DCGM user guide says that they take: seconds, 2 minutes, 15 to 30 minutes, 1 to 2 hours."""
 DCGM_LEVELS: Mapping[Stage, int] = {Stage.JOIN: 2, Stage.RESTART: 0, Stage.AFTER_REPAIR: 3}
-HOST_LIMIT_S, CANARY_LIMIT_S, BANDWIDTH_LIMIT_S = 10.0, 60.0, 120.0
+HOST_LIMIT_S, CANARY_LIMIT_S, BANDWIDTH_LIMIT_S, PAIR_LIMIT_S = 10.0, 60.0, 120.0, 300.0
 KERNEL_LOG = "/dev/kmsg"
 
 

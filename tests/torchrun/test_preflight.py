@@ -275,3 +275,36 @@ def test_a_node_that_was_in_quarantine_is_checked_as_after_a_repair(run: Run, on
         run.wait(lambda node=node, stage=stage: f"preflight {stage} of n1: admitted" in node.text(), stage, LONG)
         node.signal(signal.SIGINT)
         node.wait(LONG)
+
+
+# ---- two by two
+
+
+@pytest.mark.slow
+@pytest.mark.spec("P3")
+def test_nodes_measure_each_other_before_they_train(run: Run, one_etcd: EtcdCluster, tmp_path: Path) -> None:
+    """The built-in benchmark over gloo, against a baseline that this machine reaches whatever else it does."""
+    sizes = [65536, 262144, 1048576]
+    runs = []
+    for i in range(3):
+        figures = tmp_path / f"run{i}.json"
+        figures.write_text(json.dumps({"unit": "GB/s", "values": {str(s): 0.02 for s in sizes}}))
+        runs.append(str(figures))
+    assert main(["baseline", "record", *runs, "--check", "pair", "--node-type", "test-box", "--endpoint", one_etcd.endpoints[0]]) == 0
+    rest = f"pair: {{stages: [join], required: true, when_not_measured: refuse, sizes: {sizes}, iterations: 3, warmup: 1, min_ratio: 0.05}}"
+    nodes = [run.start(node, nnodes="3:3", config=config(rest)) for node in ("n1", "n2", "n3")]
+    run.wait_group(3, within_s=LONG)
+    run.finish(*nodes, within_s=LONG)
+    for node in nodes:
+        assert "pair pass" in node.text(), node.text()
+    with closing(EtcdSession.connect(one_etcd.endpoints[0])) as store:
+        left = [kv.key for kv in store.range(f"{FLEET.pairs_root}").kvs if "/here/" in kv.key]
+    assert not left, "seats are given up"
+
+
+@pytest.mark.slow
+@pytest.mark.spec("P3")
+def test_a_node_that_must_be_measured_and_meets_nobody_is_not_let_in(run: Run, one_etcd: EtcdCluster) -> None:
+    node = run.start("n1", config=config("pair: {stages: [join], when_not_measured: refuse, wait_s: 1.0, settle_s: 1.0, expect: 2}"))
+    found = refused(run, node, "pair", "not_measured")
+    assert [c["why"] for c in found.details["checks"] if c["check"] == "pair"] == ["not_measured_refuses"]
