@@ -145,7 +145,8 @@ def test_no_descriptor_and_no_thread_stays(out: tuple[int, int]) -> None:
         tap = StderrTap(out[1])
         tap.close()
         tap.close()
-    assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
+    # What an earlier test has left to the garbage collector may go meanwhile: nothing may have come.
+    assert set(os.listdir("/proc/self/fd")) <= before[0] and threading.active_count() <= before[1]
 
 
 # ---- terminals
