@@ -302,7 +302,7 @@ def test_a_stranger_at_the_link_ports_learns_and_changes_nothing(secured: Secure
         ):
             heard = converse(m["address"], said)
             assert len(heard) < 300
-            for name in (run.run_id, m["node"] + '"', m["incarnation"], other["incarnation"]):
+            for name in (run.run_id, f'"{m["node"]}"', m["incarnation"], other["incarnation"]):
                 assert name.encode() not in heard, heard
         for sock in crowd:
             sock.close()
