@@ -215,7 +215,7 @@ class EtcdSession:
 
     def txn_async(self, txn: Txn, done: Callable[[TxnResult | StoreError], None], *, timeout_s: float | None = None) -> None:
         """Like `txn`; `done` gets what `txn` would return or raise, on any thread, and must not wait.  Not ordered among each
-        other.  The first attempt needs no thread of ours; what follows if it fails has one, and the time spent waiting for it
+        other.  The first attempt waits in no thread of ours; what follows if it fails has one, and the time spent waiting for it
         counts."""
         try:
             check_txn(txn)
@@ -341,23 +341,33 @@ class EtcdSession:
 
             self._later(self._txn_pool, ask, done, deadline - time.monotonic(), failed is not None)
 
-        channel, token = self._channels.current(), self._token.held()
-        if self._closed or token is None or (write and not channel.proven):
-            return again(None)
-        metadata = (_HAS_LEADER, *token)
+        def begin() -> None:
+            channel, token = self._channels.current(), self._token.held()
+            if self._closed or token is None or (write and not channel.proven):
+                return again(None)
+            metadata = (_HAS_LEADER, *token)
+            try:
+                call = channel.begin(method, request, allowed_s if write else self._share(allowed_s), metadata)
+            except CallFailed as error:
+                return again(Failure(channel, metadata, False, error.code().name, error.details()))
+
+            def finish(call: Any) -> None:
+                if call.code() is grpc.StatusCode.OK:
+                    channel.proven = True
+                    done(read(call.result()))
+                else:
+                    again(Failure(channel, metadata, True, call.code().name, call.details() or call.code().name))
+
+            call.add_done_callback(finish)
+
+        if threading.current_thread() is not threading.main_thread():
+            return begin()
+        # The exception of a signal strikes in the main thread, wherever that is: not inside gRPC, which might never end then.
         try:
-            call = channel.begin(method, request, allowed_s if write else self._share(allowed_s), metadata)
-        except CallFailed as error:
-            return again(Failure(channel, metadata, False, error.code().name, error.details()))
-
-        def finish(call: Any) -> None:
-            if call.code() is grpc.StatusCode.OK:
-                channel.proven = True
-                done(read(call.result()))
-            else:
-                again(Failure(channel, metadata, True, call.code().name, call.details() or call.code().name))
-
-        call.add_done_callback(finish)
+            asked = self._txn_pool.submit(begin)
+        except RuntimeError:  # it was shut down
+            return done(_closed_error())
+        asked.add_done_callback(lambda future: done(_closed_error()) if future.cancelled() else None)
 
     def _later(
         self,
