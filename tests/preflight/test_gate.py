@@ -10,31 +10,14 @@ from hypothesis import given, strategies as st
 
 from elastic_health.findings import Finding, FindingKind, Level
 from elastic_health.preflight.checks import (
-    CheckSpec,
-    Kind,
     Stage,
     Unmeasured,
 )
-from elastic_health.preflight.gate import HEAD, RECORD_FINDINGS, Decision, Verdict, Why, decide, record, table
+from elastic_health.preflight.gate import HEAD, RECORD_FINDINGS, Verdict, Why, decide, record, table
 from elastic_health.preflight.results import CheckResult, Outcome, outcome_of
+from tests.preflight.cases import decided, result, spec
 
 pytestmark = pytest.mark.spec("P7")
-
-EVERY = frozenset(Stage)
-
-
-def spec(name: str = "one", **more: object) -> CheckSpec:
-    return CheckSpec(name, Kind.OWN, EVERY, **more)  # type: ignore[arg-type]
-
-
-def result(outcome: Outcome, check: str = "one", *findings: Finding) -> CheckResult:
-    return CheckResult(check, outcome, findings, "as it is")
-
-
-def decided(outcome: Outcome | None, **more: object) -> Decision:
-    results = [result(outcome)] if outcome is not None else []
-    return decide(Stage.JOIN, "n1", [spec(**more)], results)
-
 
 # ---- one check
 

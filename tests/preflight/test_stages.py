@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from elastic_health.errors import ConfigError
-from elastic_health.findings import Finding
 from elastic_health.preflight.checks import (
     Cancel,
     CheckSpec,
@@ -24,29 +23,14 @@ from elastic_health.preflight.checks import (
     words,
 )
 from elastic_health.preflight.command_proc import Order
-from elastic_health.preflight.gate import Decision, Verdict, Why, decide
+from elastic_health.preflight.gate import Verdict, Why, decide
 from elastic_health.preflight.gate_proc import run_stage
 from elastic_health.preflight.policy import DCGM_LIMITS_S, DEFAULT_CHECKS, PreflightPolicy, dcgm_specs
 from elastic_health.preflight.registry_proc import registry
 from elastic_health.preflight.results import CheckResult, Outcome, not_measured
+from tests.preflight.cases import EVERY, result, spec
 
 pytestmark = pytest.mark.spec("P7")
-
-EVERY = frozenset(Stage)
-
-
-def spec(name: str = "one", **more: object) -> CheckSpec:
-    return CheckSpec(name, Kind.OWN, EVERY, **more)  # type: ignore[arg-type]
-
-
-def result(outcome: Outcome, check: str = "one", *findings: Finding) -> CheckResult:
-    return CheckResult(check, outcome, findings, "as it is")
-
-
-def decided(outcome: Outcome | None, **more: object) -> Decision:
-    results = [result(outcome)] if outcome is not None else []
-    return decide(Stage.JOIN, "n1", [spec(**more)], results)
-
 
 # ---- stages
 
